@@ -48,6 +48,7 @@ NETWORK_SEEDS, NETWORK_EPOCHS = 4, 5
 NETWORK_RATES = {"MNIST CNN": 1e-3, "CIFAR-10 CNN": 2e-3, "ResNet-9": 5e-3, "vision transformer": 1e-3}
 NETWORK_SOLVERS: dict[str, dict[str, Any]] = {
     "SepSA": {"forgetting": 0.999},
+    "SepSA, ridge by evidence": {"ridge": "evidence", "forgetting": 0.999},
     "SepSA, cross-entropy, ridge 100": {"ridge": 100.0},
     "SepSA, cross-entropy, ridge 1000": {"ridge": 1000.0},
     "SepSA, cross-entropy, 3 batches": {"ridge": "3 batches"},

@@ -47,7 +47,7 @@ CONSTANTS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("1e5", "1e10"), "a limit that health() tells"),
         "64": "features of a stream's body",
     },
-    "docs/reproduction.md": {"0.001": "a learning rate", "5": "n/(n-1) at 10 seeds"},
+    "reproduction/README.md": {"0.001": "a learning rate", "5": "n/(n-1) at 10 seeds"},
 }
 MACHINE = {
     "machine",
@@ -64,6 +64,7 @@ PRINTS = {
     f"benchmarks/{name}.json"
     for name in (
         "prequential",
+        "experts",
         "real_streams",
         "uci",
         "bandit",
@@ -74,6 +75,7 @@ PRINTS = {
         "engines",
         "annealing",
         "dayahead",
+        "printed_pages",
     )
 }
 COMMANDS = {"python -m reproduction report": "results/table3.json"}
@@ -110,7 +112,7 @@ class Value(NamedTuple):
 
 
 def pages() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [ROOT / "README.md", ROOT / "reproduction/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def results(page: str, text: str) -> Iterator[Result]:
@@ -282,12 +284,7 @@ def derived(page: str) -> tuple[Value, ...]:
         ):
             pairs = zip(turns[ours]["rounds"], turns[theirs]["rounds"], strict=True)
             found += summary([one / other for one, other in pairs])
-    if page == "docs/algorithm.md":  # the paper's seconds, SepSA / Adam
-        rows = json.loads((ROOT / "results/table3.json").read_text(encoding="utf-8"))
-        paper = {(row["mode"], row["dataset"], row["method"]): row["paper_seconds_mean"] for row in rows}
-        cases = (("online", "energy"), ("mini-batch", "energy"), ("mini-batch", "mnist"))
-        found += [("ratio", paper[(*case, "SepSA")] / paper[(*case, "Adam")]) for case in cases]
-    if page == "docs/reproduction.md":
+    if page == "reproduction/README.md":
         for name in ("energy", "diabetes"):  # the seeds on which nothing was chosen
             tuned = finals(f"{name}-mini-batch-sepsa-self-tuning")
             found.append(("mean", statistics.fmean(test for seed, test in tuned.items() if seed >= 220)))
@@ -368,15 +365,20 @@ def tables(lines: list[str]) -> Iterator[tuple[tuple[str, str], int, int]]:
 
 
 def rewritten(text: str) -> str:
-    """A page with its tables as scripts print them now: whole below a printed title, else the rows that it has."""
+    """A page with its tables as scripts print them now: whole below a printed title, else the rows that it has.
+
+    A row that a script prints with several numbers, as for two schedules, stays as it is.
+    """
     lines = text.split("\n")
-    shown = {source: list(output(source)) for source in PRINTS & {*sources(text)}}
-    new = {key: told[a:b] for told in shown.values() for key, a, b in tables(told)}
-    named = {(first, row.split("|")[1]): row for (_, first), rows in new.items() for row in rows}
+    shown = [list(output(source)) for source in sorted(PRINTS & {*sources(text)})]
+    printed = [(key, told[a:b]) for told in shown for key, a, b in tables(told)]
+    new, named = dict(printed), dict[tuple[str, str], set[str]]()
+    for (_, first), rows in printed:
+        for row in rows:
+            named.setdefault((first, row.split("|")[1]), set()).add(row)
     for (title, first), start, end in reversed(list(tables(lines))):
-        lines[start:end] = new.get((title, first)) or [
-            named.get((first, row.split("|")[1]), row) for row in lines[start:end]
-        ]
+        found = [(row, named.get((first, row.split("|")[1]), {row})) for row in lines[start:end]]
+        lines[start:end] = new.get((title, first)) or [min(now) if len(now) == 1 else row for row, now in found]
     return "\n".join(lines)
 
 

@@ -1,12 +1,12 @@
-"""What SelfTuning() reaches with one and the same setting, and what its step costs.
+"""What SelfTuning() and the default head reach with one and the same setting, and what their steps cost.
 
     python benchmarks/self_tuning.py [quality] [stream] [cost]
     python benchmarks/self_tuning.py --cost
 
 Writes self_tuning.json, all of it or the parts named; with --cost, self_tuning_cost.json: an update of the head alone,
-six `RLS` beside one, by the CPU time of the thread. Quality: the paper's Energy and Diabetes, 20 seeds, test MSE.
-Stream: one sample at a time, plain features, true weights that jump at sample 5,000. Cost: a SepSA step beside the
-same step with a fixed RLS.
+three `RLS` beside one, by the CPU time of the thread. Quality: the paper's Energy and Diabetes, 20 seeds, test MSE, of
+both heads. Stream: one sample at a time, plain features, true weights that jump at sample 5,000. Cost: a SepSA step
+beside the same step with a fixed RLS.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from reproduction.data import load
 from reproduction.experiments import REGRESSION_SEEDS, Mode, RunSpec
-from reproduction.methods import SELF_TUNING
+from reproduction.methods import EVIDENCE, SELF_TUNING
 from reproduction.networks import cnn, fnn, initialize
 from reproduction.training import train
 from sepsa import RLS, SelfTuning, SepSA
@@ -44,16 +44,17 @@ JUMP, AFTER, FEATURES, NOISE, STREAMS = 5000, 1000, 8, 0.5, 10
 def quality() -> dict[str, Any]:
     result = {}
     for (name, mode), wanted in WANTED.items():
-        tests = [self_tuned(name, mode, seed) for seed in SEEDS]
-        mean = float(np.mean(tests))
-        result[f"{name} {mode}"] = {"mean": mean, "std": float(np.std(tests)), "wanted": wanted, "tests": tests}
-        print(f"{name} {mode}: test {mean:.4f} ± {np.std(tests):.4f}, wanted <= {wanted:.4f}", flush=True)
+        for method in (SELF_TUNING, EVIDENCE):
+            tests = [test_error(method, name, mode, seed) for seed in SEEDS]
+            mean, key = float(np.mean(tests)), f"{name} {mode}, {method}"
+            result[key] = {"mean": mean, "std": float(np.std(tests)), "wanted": wanted, "tests": tests}
+            print(f"{key}: test {mean:.4f} ± {np.std(tests):.4f}, wanted <= {wanted:.4f}", flush=True)
     return result
 
 
-def self_tuned(name: str, mode: Mode, seed: int) -> float:
+def test_error(method: str, name: str, mode: Mode, seed: int) -> float:
     epochs, batch = (1, 1) if mode == "online" else (50, 32)
-    test = train(RunSpec("table3", name, mode, SELF_TUNING, 1e-3, seed, epochs, batch), load(name)).test
+    test = train(RunSpec("table3", name, mode, method, 1e-3, seed, epochs, batch), load(name)).test
     assert test is not None, "diverged"
     return test
 
@@ -111,7 +112,7 @@ def cost() -> dict[str, Any]:
 
 
 def update_cost() -> None:
-    """An update of `SelfTuning()`, six `RLS`, over that of one `RLS`, on new samples."""
+    """An update of `SelfTuning()`, three `RLS`, over that of one `RLS`, on new samples."""
     torch.set_num_threads(1)
     result = {}
     for p, batch in ((51, 1), (51, 32), (129, 64), (513, 64)):
@@ -131,7 +132,7 @@ def update_cost() -> None:
         r = ratio(times, "auto", "fixed")
         result[f"p {p}, batch {batch}"] = {"seconds": {k: spread(v) for k, v in times.items()}, "ratio": r}
         print(f"p {p}, batch {batch}: update of auto / fixed {median_and_quartiles(r, '.2f')}", flush=True)
-    write("self_tuning_cost", {"update": result, "wanted": 7.0})
+    write("self_tuning_cost", {"update": result, "wanted": 4.0})
 
 
 def updater(solver: Any, p: int, batch: int, updates: int) -> Callable[[], None]:

@@ -2,7 +2,8 @@
 
     python examples/pictures.py --out docs
 
-Writes step.png (one step in three panels) and learning.png (small multiples: SepSA, Adam, and SepSA's features).
+Writes step.png (one step in three panels), learning.png (small multiples: SepSA, Adam, and SepSA's features) and
+first.png (the errors of SepSA and Adam on Diabetes).
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import copy
 from pathlib import Path
 
 import matplotlib as mpl
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from sepsa import SepSA
+from sepsa.demo import FIRST_SEED, diabetes, online, quantile
 
 SEEN = (0, 5, 20, 80, 320)
 GRID = torch.linspace(-3, 3, 200)[:, None]
@@ -115,6 +118,27 @@ def over_time(path: Path) -> dict[str, list[float]]:
     return {name: [float(mse_loss(fit, truth)) for fit, _ in fits] for name, fits in shown.items()}
 
 
+def errors_of_diabetes(path: Path, seeds: int = 3) -> dict[str, list[float]]:
+    """Draw the test error of SepSA and Adam at three learning rates, in one panel that fits a phone."""
+    import matplotlib.pyplot as plt
+
+    rows = diabetes()
+    figure, axis = plt.subplots(figsize=(4, 3.4), layout="constrained")
+    final: dict[str, list[float]] = {"SepSA": [], "Adam": []}
+    for method, color in (("SepSA", ORANGE), ("Adam", BLUE)):
+        for lr, style in ((1e-2, "-"), (1e-3, "--"), (1e-4, ":")):
+            runs = [online(rows, method, lr, FIRST_SEED + k, "standardized targets") for k in range(seeds)]
+            middle = quantile(np.array(runs), 0.5)
+            axis.plot(middle, color=color, ls=style, label=f"{method}, rate {lr:g}")
+            final[method].append(float(middle[-1]))
+    axis.set(xlabel="samples seen", ylabel="test error", yscale="log", ylim=(2500, 22_000), xlim=(0, len(middle) - 1))
+    axis.set_yticks((3000, 5000, 10_000, 20_000), ("3,000", "5,000", "10,000", "20,000"))
+    axis.minorticks_off()
+    figure.legend(fontsize=9, ncols=2, loc="outside lower center", frameon=False)
+    figure.savefig(path, dpi=150)
+    return final
+
+
 def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--out", type=Path, default=Path("."), help="the folder for the figures")
@@ -123,6 +147,8 @@ def main() -> None:
     print("one step, error to the law:", *(f"{error:.3f}" for error in one_step(folder / "step.png")))
     for name, errors in over_time(folder / "learning.png").items():
         print(f"{name}, after {', '.join(map(str, SEEN))} samples:", *(f"{error:.3f}" for error in errors))
+    for name, errors in errors_of_diabetes(folder / "first.png").items():
+        print(f"{name} on Diabetes, after one pass:", *(f"{error:.0f}" for error in errors))
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
     SEPSA_TOKEN=secret python examples/serve.py model.sepsa 8000        # needs fastapi and uvicorn
 
-POST /learn {"x": {"a": 1.0}, "y": 2.0} or /predict, with "Authorization: Bearer secret". SIGTERM saves; after a kill it
-restarts from the last checkpoint. A /learn with an Idempotency-Key is learned once, however often it is sent: answers
-413 and 422 have learned nothing, and after 503, a failed save, or no answer at all, send it again with the same key.
+POST /learn {"x": {"a": 1.0}, "y": 2.0} or /predict, with "Authorization: Bearer secret". Where the target comes later,
+/predict {"x": {"a": 1.0}, "id": "order 7"}, and then /learn {"id": "order 7", "y": 2.0}. SIGTERM saves; after a kill it
+restarts from the last checkpoint: an id that came after it is not open, and 422 says so; send x with y then. A /learn
+with an Idempotency-Key is learned once, however often it is sent: answers 413 and 422 have learned nothing, and after
+503, a failed save, or no answer at all, send it again with the same key.
 """
 
 import hmac
@@ -23,25 +25,33 @@ from pydantic import BaseModel
 from sepsa.checkpoint import CheckpointError, inspect
 from sepsa.river import SepSARegressor
 
-PATH, PORT, EVERY = sys.argv[1], int(sys.argv[2]), 100  # samples between two checkpoints
+PATH, PORT, EVERY = sys.argv[1], int(sys.argv[2]), 100  # samples and new ids between two checkpoints
 TOKEN = os.environ.get("SEPSA_TOKEN") or sys.exit("SEPSA_TOKEN must hold the token that clients send, got nothing")
 LONGEST, KEYS = 100_000, 1000  # bytes of a request; the last keys, which a checkpoint holds too
 writing = threading.Lock()  # one writer; readers need no lock and see the state before or after a sample
-model, keys, learned, saved = SepSARegressor(seed=0), {}, 0, 0
+model, keys, learned, unsaved = SepSARegressor(seed=0), {}, 0, 0
 if os.path.exists(PATH):
     model, (learned, keys) = SepSARegressor.load(PATH), inspect(PATH).position
-    saved = learned
 
 
 class Sample(BaseModel):
-    x: dict[str, float | None]
+    x: dict[str, float | None] | None = None
     y: float | None = None
+    id: str | None = None
 
 
 def save() -> None:
-    global saved
+    global unsaved
     model.save(PATH, position=(learned, keys), keep=3)
-    saved = learned
+    unsaved = 0
+
+
+def save_if_due() -> None:
+    if unsaved >= EVERY:
+        try:
+            save()
+        except (OSError, CheckpointError) as error:
+            raise HTTPException(503, f"done and not saved: {error}") from None
 
 
 @asynccontextmanager
@@ -70,37 +80,45 @@ async def refuse(request: Request, error: RequestValidationError):
 
 
 def check(sample: Sample) -> None:
-    for name, value in [*sample.x.items(), ("y", sample.y)]:
+    for name, value in [*(sample.x or {}).items(), ("y", sample.y)]:
         if value is not None and not math.isfinite(value):
             raise HTTPException(422, f"{name} must be a finite number, or null where it is missing, got {value}")
 
 
 @app.post("/predict")
 def predict(sample: Sample) -> dict[str, float]:
+    global unsaved
     check(sample)
-    return {"y": model.predict_one(sample.x)}
+    if sample.x is None:
+        raise HTTPException(422, "x must be a dict of features, got null")
+    if sample.id is None:
+        return {"y": model.predict_one(sample.x)}
+    with writing:
+        try:
+            answer = {"y": model.predict_one(sample.x, id=sample.id)}
+        except ValueError as error:  # the id is open for another sample
+            raise HTTPException(422, str(error)) from None
+        unsaved += 1
+        save_if_due()
+        return answer
 
 
 @app.post("/learn")
 def learn(sample: Sample, idempotency_key: str | None = Header(None)) -> dict[str, int]:
-    global learned
+    global learned, unsaved
     check(sample)
     with writing:
         if idempotency_key is None or idempotency_key not in keys:
             try:
-                model.learn_one(sample.x, sample.y)  # type: ignore[arg-type]  # it raises an error for None
-            except ValueError as error:  # it names the value and the cure, and nothing was learned
+                model.learn_one(sample.x, sample.y, id=sample.id)
+            except (TypeError, ValueError) as error:  # it names the value and the cure, and nothing was learned
                 raise HTTPException(422, str(error)) from None
-            learned += 1
+            learned, unsaved = learned + 1, unsaved + 1
             if idempotency_key is not None:
                 keys[idempotency_key] = learned
                 if len(keys) > KEYS:
                     del keys[next(iter(keys))]
-        if learned - saved >= EVERY:
-            try:
-                save()
-            except (OSError, CheckpointError) as error:
-                raise HTTPException(503, f"learned and not saved: {error}") from None
+        save_if_due()
         return {"learned": keys.get(idempotency_key, learned)}
 
 

@@ -15,6 +15,7 @@ from reproduction.data import CLASSIFICATIONS, REGRESSIONS
 from reproduction.data import NAMES as DATASETS
 from reproduction.methods import (
     CROSS_ENTROPY,
+    EVIDENCE,
     IMAGE_SETTINGS,
     NEWTON,
     PAPER,
@@ -103,7 +104,7 @@ EXPERIMENTS = {
     "table3": Experiment(
         heading="Table III",
         title="Table III, side by side",
-        methods=dict.fromkeys(REGRESSIONS, (*PAPER, TUNED, SELF_TUNING, STANDARDIZED))
+        methods=dict.fromkeys(REGRESSIONS, (*PAPER, TUNED, EVIDENCE, SELF_TUNING, STANDARDIZED))
         | dict.fromkeys(CLASSIFICATIONS, ("SepSA", "slimTrain", "Adam", TUNED, CROSS_ENTROPY)),
         compared="same method",
     ),

@@ -27,11 +27,11 @@ FIRST_ORDER: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 PAPER = ("SepSA", "slimTrain", "SGD", "NAG", "RMSprop", "Adam")
 TUNED, CROSS_ENTROPY, STANDARDIZED = "SepSA, tuned", "Adam, cross-entropy", "Adam, standardized targets"
-NEWTON, SELF_TUNING = "SepSA, cross-entropy", "SepSA, self-tuning"
+NEWTON, SELF_TUNING, EVIDENCE = "SepSA, cross-entropy", "SepSA, self-tuning", "SepSA, ridge by evidence"
 # The paper's methods with one setting changed, to find out which settings the paper used.
 PUBLISHED = "slimTrain, as published"
 VARIANTS = ("SepSA, no weight decay", "Adam, no weight decay", PUBLISHED)
-NAMES = (*PAPER, TUNED, SELF_TUNING, CROSS_ENTROPY, NEWTON, STANDARDIZED, *VARIANTS)
+NAMES = (*PAPER, TUNED, EVIDENCE, SELF_TUNING, CROSS_ENTROPY, NEWTON, STANDARDIZED, *VARIANTS)
 
 # Ridge and forgetting of "SepSA, tuned". `python -m reproduction run tuning` chose those of the regressions
 # (results/tuning.json); the classifications were not tuned: they have the defaults, or the forgetting that was best in
@@ -164,11 +164,13 @@ def build(
     memory: int = 5,
     halving: bool = False,
     train_targets: Tensor | None = None,
+    samples_per_epoch: int | None = None,
 ) -> Trainer:
     """The method `name` on `model`, with the paper's options unless others are given.
 
     `body` is the optimizer of SepSA's body and `memory` the number of blocks that slimTrain keeps. A method that
-    standardizes targets takes their mean and deviation from `train_targets` (n, n_outputs).
+    standardizes targets takes their mean and deviation from `train_targets` (n, n_outputs). `samples_per_epoch` is told
+    to SepSA's default head, where samples come again.
     """
     if name not in NAMES:
         raise ValueError(f"method must be one of {', '.join(map(repr, NAMES))}, got {name!r}")
@@ -179,7 +181,12 @@ def build(
         optimizer = separable(model, RLS(ridge=ridge, forgetting=forgetting, bias_ridge="ridge"), body, lr, decay)
         return Trainer(model, optimizer, halving=halving and name != TUNED)
     if name == SELF_TUNING:
-        return Trainer(model, separable(model, SelfTuning.of(RLS, bias_ridge="ridge"), body, lr))
+        return Trainer(model, separable(model, SelfTuning(), body, lr))
+    if name == EVIDENCE:
+        base, options = first_order(body, model)
+        return Trainer(
+            model, SepSA(model, base, samples_per_epoch=samples_per_epoch, lr=lr, weight_decay=decay, **options)
+        )
     if name == NEWTON:
         solver = SoftmaxNewton(ridge=ridge, forgetting=forgetting, bias_ridge="ridge")
         return Trainer(model, separable(model, solver, "Adam", lr), solver.loss, halving=halving)

@@ -234,7 +234,7 @@ def differences(rows: Sequence[table3.TableRow], images: Sequence[table3.TableRo
     return [*(lines or ["None."]), "", last] if rows else []
 
 
-# ---------------------------------------------------------------------- the page and docs/reproduction.md
+# ---------------------------------------------------------------------- the page and README.md
 
 
 def html(

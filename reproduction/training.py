@@ -115,6 +115,7 @@ def _build(run: RunSpec, dataset: Dataset, device: torch.device) -> Trainer:
         memory=0 if run.mode == "online" and dataset.task == "classification" else 5,
         halving=run.mode == "mini-batch" and run.schedule == "constant",
         train_targets=dataset.train_targets,
+        samples_per_epoch=len(dataset.train_targets) if run.mode == "mini-batch" else None,
     )
 
 

@@ -257,6 +257,7 @@ class River(Kind):
     keys: int = 0
     pickled: bool = False
     late: int = 200  # the row from which on there is one more feature
+    open_ids: int = 0  # the number of rows after which a target arrives
 
     def make(self) -> Any:
         model = getattr(river_models, self.kind)(seed=0, **self.options)
@@ -272,7 +273,12 @@ class River(Kind):
 
     def learn(self, model: Any, start: int, stop: int) -> None:
         for i, (x, y) in enumerate(self.samples(start, stop), start):
-            model.learn_one(*([("shop", i % self.keys)] if self.keys else []), x, y)
+            if not self.open_ids:
+                model.learn_one(*([("shop", i % self.keys)] if self.keys else []), x, y)
+                continue
+            model.predict_one(x, id=i)
+            for _, earlier in self.samples(max(0, i - self.open_ids), i - self.open_ids + 1):
+                model.learn_one(y=earlier, id=i - self.open_ids)
         if self.keys:
             model.commit(stop)
 
@@ -459,6 +465,7 @@ CASES: dict[str, Any] = {
     "river-regressor.sepsa": River("SepSARegressor", {"hidden": (4,)}),
     "river-regressor-fourier.sepsa": River("SepSARegressor", {"hidden": (4,), "body": "fourier"}),
     "river-classifier.sepsa": River("SepSAClassifier", {"hidden": (4,)}),
+    "river-open-ids.sepsa": River("SepSARegressor", {"hidden": (4,), "body": "fourier"}, open_ids=5),
     "river-multi-target.sepsa": River("SepSAMultiTargetRegressor", {"hidden": (4,)}),
     "keyed.sqlite": River("SepSARegressor", {"hidden": (4,), "body": "fourier"}, keys=2),
     "forecaster.sepsa": Forecaster(),

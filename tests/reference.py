@@ -400,6 +400,17 @@ def stack_weights(answers: Matrix, Y: Matrix, omega: Matrix, forgetting: float, 
     return np.linalg.solve(A, np.einsum("t,tik,tk->i", share, off, Y - answers[:, 0]))
 
 
+def candidate_weights(losses: Matrix, strength: float, floor: float, prior: float) -> Matrix:
+    """The weights (c,) of candidates: shares of (losses + floor)^-strength, times e^-prior for those after the first.
+
+    A head, an expert or a forecast with these discounted losses counts so much in a mixture.
+    """
+    logarithms = -strength * np.log(losses + floor)
+    logarithms[1:] -= prior
+    weights = np.exp(logarithms - logarithms.max())
+    return weights / weights.sum()
+
+
 def tree_gains(
     X: Matrix,
     r: Matrix,

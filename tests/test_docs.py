@@ -15,6 +15,7 @@ processors round differently. Comments in a page are instructions:
 from __future__ import annotations
 
 import contextlib
+import html
 import importlib.util
 import io
 import os
@@ -31,7 +32,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "reproduction" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 BLOCK = re.compile(
     r"<!--\s*setup\n(?P<setup>.*?)-->"
@@ -244,6 +245,21 @@ def test_the_site_has_the_linked_programs_as_pages_and_no_file_of_the_build(site
     ]
 
 
+@pytest.mark.parametrize(
+    ("page", "sentence", "argument", "paragraph"),
+    [
+        ("sepsa", "Train a model's linear head", "model,", "Choose it wherever the last layer"),
+        ("stream", "Regress tables and streams", 'hidden_layer_sizes="auto",', "Choose it where rows come"),
+    ],
+)
+def test_the_reference_has_parameters_first_and_a_line_for_each_argument(site, page, sentence, argument, paragraph):
+    source = (site / "api" / f"{page}.html").read_text("utf-8")
+    text = html.unescape(re.sub(r"<[^>]+>", "", source))
+    assert 0 < text.index(sentence) < text.index("Parameters:") < text.index(paragraph)
+    assert re.search(rf"\(\s*\n\s+{re.escape(argument)}\n", text)
+    assert "doc-label-" not in source  # as "class-attribute" and "property"
+
+
 # ---------------------------------------------------------------------- numbers
 
 
@@ -265,6 +281,14 @@ def test_every_result_stands_in_a_committed_json(numbers, page):
 def test_a_result_without_a_source_is_found(numbers):
     (told,) = numbers.unfounded("docs/cost.md", "# Cost\n\nA step takes 1.11 times as long.\n")
     assert "docs/cost.md:3: 1.11 names no JSON" in told
+
+
+def test_a_row_is_rewritten_where_its_script_prints_one_row_of_that_name(numbers, monkeypatch):
+    head = ("| method | loss |", "|---|---|")
+    told = ("to zero", *head, "| AdamW | 0.9 |", "| Muon | 0.8 |", "", "to a tenth", *head, "| AdamW | 0.7 |")
+    monkeypatch.setattr(numbers, "output", lambda source: told)
+    page = "# GPT\n\n`benchmarks/language.py`\n\n" + "\n".join([*head, "| AdamW | 0.9 |", "| Muon | 0.1 |"])
+    assert numbers.rewritten(page) == page.replace("0.1", "0.8")
 
 
 def test_nearly_every_changed_digit_on_the_pages_is_found(numbers):
@@ -295,7 +319,7 @@ def test_every_constant_is_still_on_its_page(numbers):
 def test_the_generated_tables_are_those_of_the_records():
     from reproduction import report, table3
 
-    page = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    page = (ROOT / "reproduction" / "README.md").read_text(encoding="utf-8")
     block = page[page.index(report.BEGIN) + len(report.BEGIN) : page.index(report.END)].strip("\n")
     records = table3.read(ROOT / "results")
     gaps = report.missing(ROOT / "results", records)

@@ -397,7 +397,8 @@ def test_a_captured_step_leaves_a_frozen_head_as_it_is(name, compile):
         torch.testing.assert_close(step(x[rows], y[rows]), plain.learn(x[rows], y[rows]), rtol=1e-3, atol=1e-4)
         assert torch.equal(optimizer.head.weight, before) is frozen
     assert_alike(model, twin, tolerance=1e-3)
-    assert optimizer.solver.steps == plain.solver.steps == 16
+    assert plain.solver.steps == 16
+    assert optimizer.solver.steps == (0 if name == "somebody's own" else 16)  # that one does not count replays
     optimizer.head.bias.requires_grad_(True)
     with pytest.raises(ValueError, match="has a frozen weight alone"):
         step(x[:8], y[:8])

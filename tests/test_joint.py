@@ -12,7 +12,7 @@ from torch.nn.functional import mse_loss, one_hot
 
 import sepsa
 from sepsa import RLS, SepSA
-from sepsa.capture import unwrapped_step
+from sepsa.body_step import unwrapped_step
 from sepsa.joint import JointOptimizer
 from test_optimizer import batches, by_hand, check_gradient_scaler, same
 

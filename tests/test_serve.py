@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from sepsa.checkpoint import inspect
+from sepsa.river import SepSARegressor
 
 SERVE = Path(__file__).parents[1] / "examples" / "serve.py"
 TOKEN = "of a test"
@@ -110,7 +111,7 @@ def test_what_a_server_refuses_and_what_it_learns_once(tmp_path, preloaded_bin):
         for _ in range(2):
             failed = client.post("/learn", **last)
             assert failed.status_code == 503
-            assert "learned and not saved" in failed.json()["detail"]
+            assert "done and not saved" in failed.json()["detail"]
         in_the_way.unlink()
         for _ in range(2):
             assert client.post("/learn", **last).json() == {"learned": 100}
@@ -118,6 +119,31 @@ def test_what_a_server_refuses_and_what_it_learns_once(tmp_path, preloaded_bin):
     with served(path, preloaded_bin) as (_, client):  # the checkpoint has the key
         assert client.post("/learn", **last).json() == {"learned": 100}
         assert client.post("/learn", json=sample(100)).json() == {"learned": 101}
+
+
+def test_targets_come_later_by_identifier(tmp_path, preloaded_bin):
+    path = tmp_path / "model.sepsa"
+    with served(path, preloaded_bin) as (server, client):
+        asked = [client.post("/predict", json={"x": sample(i)["x"], "id": f"order {i}"}) for i in range(105)]
+        assert {answer.status_code for answer in asked} == {200}
+        server.kill()
+        server.wait()
+    with served(path, preloaded_bin) as (server, client):  # the checkpoint has the first hundred
+        told = [client.post("/learn", json={"id": f"order {i}", "y": sample(i)["y"]}) for i in range(105)]
+        assert [answer.status_code for answer in told] == [200] * 100 + [422] * 5
+        assert told[-1].json()["detail"].startswith("id 'order 104' is not open: ")
+        assert learn(client, range(100, 105))[-1] == 105  # with x instead
+        assert client.post("/predict", json={"x": {"a": 2.0}, "id": "again"}).status_code == 200
+        twice = client.post("/predict", json={"x": {"a": 3.0}, "id": "again"})
+        assert twice.status_code == 422
+        assert "id 'again' is open for another sample" in twice.json()["detail"]
+        later = client.post("/predict", json={"x": {"a": 2.0, "b": 1.0}}).json()
+        assert client.post("/predict", json={}).status_code == 422
+        assert client.post("/learn", json={"y": 1.0}).status_code == 422
+    at_once = SepSARegressor(seed=0)
+    for i in range(105):
+        at_once.learn_one(*sample(i).values())
+    assert later["y"] == at_once.predict_one({"a": 2.0, "b": 1.0})
 
 
 def test_a_server_without_a_token_does_not_start(tmp_path, preloaded_bin):

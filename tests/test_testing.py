@@ -34,8 +34,8 @@ def test_the_documented_solver_is_short_and_keeps_both_protocols(NLMS):
 
 
 def test_the_document_names_every_check():
-    table = re.findall(r"^\| `([^`]+)` \|", DOCUMENT.read_text(), flags=re.MULTILINE)
-    assert table == list(CHECKS)
+    cells = re.findall(r"^\| (`[^|]+`) \|", DOCUMENT.read_text(), flags=re.MULTILINE)
+    assert sorted(name for cell in cells for name in re.findall(r"`(.+?)`", cell)) == sorted(CHECKS)
 
 
 def revive(kind, attributes):

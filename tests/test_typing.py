@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import assert_type
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from sepsa import RLS, HeadSolver, SepSA, SepSARegressor, SoftmaxNewton
@@ -31,6 +33,14 @@ def test_any_solver_will_do() -> None:
 def test_the_parameter_is_written_or_inferred() -> None:
     written: SepSA[RLS] = SepSA[RLS](nn.Linear(3, 2), torch.optim.SGD, solver=RLS())
     assert isinstance(written.solver, RLS)
+
+
+def test_predict_returns_what_return_std_says() -> None:
+    X = np.arange(12.0).reshape(6, 2)
+    model = SepSARegressor(body="fourier", random_state=0).partial_fit(X, X[:, 0])
+    assert_type(model.predict(X), NDArray[np.float64])
+    mean, std = assert_type(model.predict(X, return_std=True), tuple[NDArray[np.float64], NDArray[np.float64]])
+    assert mean.shape == std.shape == (6,)
 
 
 def test_the_options_of_an_estimator_are_known() -> None:

@@ -62,7 +62,7 @@ class RevertibleLMS(LMS):
 
 
 class CapturableLMS(LMS):
-    """The same inside a CUDA graph; its steps are counted on the device."""
+    """The same inside a CUDA graph, whose replays it does not count."""
 
     def prepare_capture(self) -> int:
         return self.linear.weight.data_ptr()

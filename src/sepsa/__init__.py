@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from sepsa.joint import muon
     from sepsa.observe import observe
     from sepsa.optimizer import SepSA
+    from sepsa.stream.forecast import OnlineIntervals as OnlineIntervals
     from sepsa.stream.forecast import SepSAForecaster as SepSAForecaster
+    from sepsa.stream.panel import SepSAPanelForecaster as SepSAPanelForecaster
     from sepsa.stream.sklearn import SepSAClassifier as SepSAClassifier
     from sepsa.stream.sklearn import SepSARegressor as SepSARegressor
 
@@ -55,17 +57,20 @@ _CORE = {
     "checkpoint": ("load", "save"),
     "features": ("FourierFeatures",),
     "heads": (
-        "RLS", "HeadSolver", "LogisticNewton", "NotFinite", "OnlineLBFGS", "PerOutput", "SelfTuning", "SoftmaxNewton",
+        *("HeadSolver", "LogisticNewton", "NotFinite", "OnlineLBFGS", "PerOutput", "RLS", "SelfTuning"),
+        "SoftmaxNewton",
     ),
     "joint": ("muon",),
     "observe": ("observe",),
     "optimizer": ("SepSA",),
-}  # fmt: skip
+}
 _LAZY = {*_CORE, *itertools.chain(*_CORE.values())}
 # Behind the extra `stream`, so imported when first asked for, and not for `import *`.
 _STREAM = {
+    "OnlineIntervals": "sepsa.stream.forecast",
     "SepSAClassifier": "sepsa.stream.sklearn",
     "SepSAForecaster": "sepsa.stream.forecast",
+    "SepSAPanelForecaster": "sepsa.stream.panel",
     "SepSARegressor": "sepsa.stream.sklearn",
 }
 # What a checkpoint may hold of them; `load` imports the module, in which the class registers itself.

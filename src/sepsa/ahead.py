@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -14,8 +12,6 @@ import torch
 from sepsa.heads import RLS, SelfTuning
 from sepsa.jit import KERNELS, absent, compile_together
 from sepsa.stream.forecast import SepSAForecaster
-from sepsa.stream.tables.records import Records
-from sepsa.stream.tables.source import ByteSource
 
 
 class Call(NamedTuple):
@@ -40,15 +36,7 @@ def forecast() -> None:
     SepSAForecaster(2, lags=4, seasons=()).prequential(series, coverage=0.9)
 
 
-def read_records() -> None:
-    """Find the records of a text, which is this file."""
-    with ExitStack() as held:
-        list(Records(ByteSource(Path(__file__), held), ord(","), ord('"')).batches())
-
-
 def compile_all(processes: int | None = None) -> None:
     """Compile everything that is not in the cache; `processes` is by default the number of idle cores."""
     calls = [Call(partial(update_heads, dtype), 15.0) for dtype in (torch.float32, torch.float64)]
-    compile_together(
-        [*absent(KERNELS), *calls, Call(forecast, 20.0), Call(read_records, 2.0)], "all kernels", processes
-    )
+    compile_together([*absent(KERNELS), *calls, Call(forecast, 20.0)], "all kernels", processes)

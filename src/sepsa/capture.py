@@ -9,12 +9,10 @@ methods of `Capturable`.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import math
 import warnings
 from collections.abc import Callable, Hashable, Iterator
-from functools import partial, reduce
-from types import FunctionType
+from functools import reduce
 from typing import Any, Protocol, cast
 
 import torch
@@ -22,11 +20,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sepsa import distributed
+from sepsa.body_step import CompiledStep, Guard, Loss
 from sepsa.heads import Capturable
-from sepsa.joint import JointOptimizer
 from sepsa.observe import Observation, Observer, observers_of
 
-Loss = Callable[[Tensor, Tensor], Tensor]
 WARM_UP = 3  # steps before a graph is recorded, the number that torch recommends
 BURST = 8  # steps in one graph where that many remain: between two graphs the device idles for five microseconds
 
@@ -305,74 +302,6 @@ class GraphStep:
             parameter.grad = None
 
 
-class CompiledStep:
-    """Forward and backward pass, and the body's step, as functions that torch compiles when they are first called.
-
-    After a batch that is not finite the step restores the buffers, and the body with its optimizer's state.
-    """
-
-    def __init__(
-        self, model: nn.Module, optimizer: Optimizer, loss_fn: Loss, last_loss: Tensor, skipped: Tensor
-    ) -> None:
-        buffers = list(model.buffers())
-        take_step = unwrapped_step(optimizer)
-
-        def forward(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-            before = [buffer.clone() for buffer in buffers]
-            loss = loss_fn(model(inputs), targets)
-            return loss, loss.detach().abs() < math.inf, before
-
-        def fetch(inputs: Tensor, targets: Tensor, order: Tensor, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            rows = order[place][0]
-            place.add_(1)
-            return inputs[rows], targets[rows], rows
-
-        def step(loss: Tensor, flags: list[Tensor], before: list[Tensor]) -> None:
-            finite = reduce(torch.logical_and, flags)
-            last_loss.copy_(loss)
-            skipped.add_(~finite)
-            kept = [p for group in optimizer.param_groups for p in group["params"]]
-            kept += [v for p in list(kept) for v in optimizer.state[p].values() if isinstance(v, Tensor)]
-            old = [tensor.clone() for tensor in kept]
-            take_step()
-            for tensor, value in zip(kept + buffers, old + before, strict=True):
-                tensor.copy_(torch.where(finite, tensor, value))
-
-        # One kernel for several tensors: a launch costs more than the work on a small one.
-        one: Any = {"combo_kernels": True}
-        self.fetch: Any = torch.compile(with_own_code(fetch), dynamic=False, options=one)
-        self._forward: Any = torch.compile(with_own_code(forward), fullgraph=True, dynamic=False)
-        self._step: Any = torch.compile(with_own_code(step), dynamic=False, options=one)
-        self._before: list[Tensor] = []
-
-    def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss, and whether it is finite."""
-        loss, finite, self._before = self._forward(inputs, targets)
-        return loss, finite
-
-    def step(self, loss: Tensor, flags: list[Tensor]) -> None:
-        """Run the body's step, undone where a flag is false, and record the loss and the flags."""
-        with torch.no_grad():
-            self._step(loss, flags, self._before)
-        self._before = []
-
-
-def unwrapped_step(optimizer: Optimizer) -> Callable[[], object]:
-    """The optimizer's step without torch's wrappers, which break a compiled graph, unless they run hooks."""
-    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    if isinstance(optimizer, JointOptimizer) and not hooks:
-        steps = [unwrapped_step(part) for part in optimizer.optimizers]
-        return lambda: [step() for step in steps]
-    if hooks or not type(optimizer).__module__.startswith("torch.optim."):
-        return optimizer.step
-    return partial(inspect.unwrap(type(optimizer).step), optimizer)
-
-
-def with_own_code(f: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy of the function with its own code object, by which torch counts recompilations."""
-    return FunctionType(f.__code__.replace(), f.__globals__, f.__name__, f.__defaults__, f.__closure__)
-
-
 class DataSetGraphs:
     """The graphs over one data set in device memory, with the position in the order of its batches."""
 
@@ -463,37 +392,3 @@ class DataSetGraphs:
 
 def follows_rate(group: dict[str, Any]) -> bool:
     return bool(group.get("capturable") or group.get("fused"))
-
-
-class Guard:
-    """Restores the buffers after a batch that is not finite, and the body where its optimizer cannot skip a step."""
-
-    def __init__(self, model: nn.Module, base: Optimizer) -> None:
-        kept: list[Tensor] = list(model.buffers())
-        self.fused = all(group.get("fused") for group in base.param_groups)
-        if not self.fused:
-            kept += [p.detach() for group in base.param_groups for p in group["params"]]
-            kept += [v for state in base.state.values() for v in state.values() if isinstance(v, Tensor)]
-        self.groups: dict[torch.dtype, list[Tensor]] = {}
-        for tensor in kept:
-            if tensor.is_cuda:
-                self.groups.setdefault(tensor.dtype, []).append(tensor)
-        self.before = {dtype: flat(tensors) for dtype, tensors in self.groups.items()}
-
-    def step(self, base: Optimizer, finite: Tensor) -> None:
-        """Run the base's step, undone where `finite` is false."""
-        if self.fused:
-            base.found_inf = (~finite).float()  # type: ignore[attr-defined]
-            base.grad_scale = None  # type: ignore[attr-defined]
-            base.step()
-            del base.found_inf, base.grad_scale  # type: ignore[attr-defined]
-        else:
-            base.step()
-        for dtype, tensors in self.groups.items():
-            now = torch.where(finite, flat(tensors), self.before[dtype])
-            parts = torch.split_with_sizes(now, [tensor.numel() for tensor in tensors])
-            torch._foreach_copy_(tensors, [part.view_as(t) for part, t in zip(parts, tensors, strict=True)])
-
-
-def flat(tensors: list[Tensor]) -> Tensor:
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])

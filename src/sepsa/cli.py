@@ -29,12 +29,26 @@ NEEDS_EXTRA = "the command line needs {missing}, which is not installed: pip ins
 
 try:
     import typer
-    from typer.core import TyperCommand
+    from typer.core import TyperCommand, TyperGroup
 except ModuleNotFoundError as error:  # the core is torch and numpy alone
     sys.exit(NEEDS_EXTRA.format(missing=error.name, extra="stream"))
 
 
-class OneLineErrors(TyperCommand):
+class QuickHelp:
+    """A mixin: whether help is asked for is False where it is not, or typer converts None and imports pydantic."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)  # type: ignore[misc]
+        if option is not None:
+            option.default = False
+        return option
+
+
+class Commands(QuickHelp, TyperGroup):
+    """The group of all commands."""
+
+
+class OneLineErrors(QuickHelp, TyperCommand):
     """A command whose errors about its options are one line."""
 
     def make_context(self, *given: Any, **more: Any) -> Any:
@@ -47,7 +61,9 @@ class OneLineErrors(TyperCommand):
 
 USAGE_ERROR: Any = typer.BadParameter.__base__  # click's, of which typer may have its own copy
 # Without rich, whose import takes three times as long as all else that help and errors of usage need.
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(
+    cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+)
 add_command = partial(app.command, cls=OneLineErrors)
 
 STDIN = Path("-")

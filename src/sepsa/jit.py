@@ -6,6 +6,7 @@ Kernels that are called by their addresses are compiled in several processes at 
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,21 +20,22 @@ from numba.core.compiler_lock import global_compiler_lock
 
 from sepsa.jit_cache import CodeCache, travels, warn_without_cache
 from sepsa.processes import share
+from sepsa.progress import Progress
 
 AHEAD = " (`sepsa compile` does it ahead of time)"
 _together: list[str] = []  # what is compiled with a line of its own
 _announced: dict[Any, str] = {}  # kernels, with what they compute while a line about it waits for its end
-_folders: dict[Any, tuple[Path, ...]] = {}  # of modules whose functions a kernel calls, beside those of its own folder
+_modules: dict[Any, tuple[Path, ...]] = {}  # whose functions a kernel calls, beside those of its own folder
 
 
-def cached(*folders: Path, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+def cached(*modules: Path, **options: Any) -> Callable[[Callable[..., Any]], Any]:
     """A decorator that compiles for calls from Python, cached; without a cache where no folder can be written.
 
-    `folders` hold modules whose functions the kernel calls, other than the folder of its own module.
+    `modules` are files and folders of modules whose functions the kernel calls, beside the folder of its own one.
     """
 
     def compiled(function: Callable[..., Any]) -> Any:
-        _folders[function] = folders
+        _modules[function] = modules
         kernel = njit(**options)(function)
         try:
             kernel._cache = CodeCache(function)
@@ -66,10 +68,10 @@ def compiling(what: str) -> str:
 
 def current_indices(kernel: Any) -> list[Path]:
     """The files in which numba lists a kernel's compiled code, without those older than a module it was made of."""
-    return indices(kernel.py_func, Path(kernel.stats.cache_path), _folders.get(kernel.py_func, ()))
+    return indices(kernel.py_func, Path(kernel.stats.cache_path), _modules.get(kernel.py_func, ()))
 
 
-def indices(function: Callable[..., Any], cache: Path, folders: Sequence[Path]) -> list[Path]:
+def indices(function: Callable[..., Any], cache: Path, modules: Sequence[Path]) -> list[Path]:
     """The files in this folder that list a function's code; what is older than its modules is removed.
 
     Numba looks at the function's own module alone, and code has those of other modules inlined.
@@ -78,7 +80,8 @@ def indices(function: Callable[..., Any], cache: Path, folders: Sequence[Path]) 
     found = list(cache.glob(f"{source.stem}.{function.__name__}-*.nbi"))
     if travels(source):
         return found
-    changed = max(path.stat().st_mtime for each in {source.parent, *folders} for path in each.glob("*.py"))
+    paths = [path for each in {source.parent, *modules} for path in (each.glob("*.py") if each.is_dir() else [each])]
+    changed = max(path.stat().st_mtime for path in paths)
     current = []
     for index in found:
         with contextlib.suppress(FileNotFoundError):  # another thread has removed it
@@ -115,13 +118,13 @@ class Kernel:
 
     Unlike a function that another one calls by its name, it is no part of the code that calls it: it is optimized once,
     and a change of it compiles nothing else. `cost` is the time that it takes to compile relative to other kernels, and
-    `folders` hold the modules of functions that it calls.
+    `modules` are files and folders of modules whose functions it calls.
     """
 
     def __init__(
-        self, function: Callable[..., Any], signature: Any, cost: float, folders: Sequence[Path], options: Any
+        self, function: Callable[..., Any], signature: Any, cost: float, modules: Sequence[Path], options: Any
     ) -> None:
-        self.function, self.signature, self.cost, self.folders = function, signature, cost, folders
+        self.function, self.signature, self.cost, self.modules = function, signature, cost, modules
         self.options = {"nopython": True} | options
         KERNELS.append(self)
 
@@ -152,7 +155,7 @@ class Kernel:
     def is_cached(self) -> bool:
         """Whether the cache holds code that is newer than every module it was made of; older code is removed."""
         folder = self.folder()
-        if folder is None or not indices(self.function, folder, self.folders):
+        if folder is None or not indices(self.function, folder, self.modules):
             return False
         compiled = self._callback()
         return bool(compiled._cache.holds(compiled._sig, compiled._targetdescr.target_context))
@@ -182,41 +185,15 @@ def absent(kernels: Sequence[Kernel]) -> list[Kernel]:
 def compile_together(jobs: Sequence[Any], what: str, processes: int | None = None) -> None:
     """Compile what has a `cost` and a method `compile`, in this process and others, with a line on standard error."""
     costs = [job.cost for job in jobs]
-    progress = Progress(what, sum(costs))
+    progress = Progress(compiling(what), sum(costs), after=0.0 if sum(costs) > _SLOW else math.inf)
+    if sum(costs) > _SLOW and not sys.stderr.isatty():
+        print(f"{compiling(what)} about {sum(costs):.0f} s on one idle core", file=sys.stderr, flush=True)
     _together.append(what)
     try:
         share([job.compile for job in jobs], costs, progress.advance, global_compiler_lock, processes)
     finally:
         _together.remove(what)
     progress.finish()
-
-
-class Progress:
-    """A line on standard error about a compilation; on a terminal it has a bar of the cost that is done."""
-
-    def __init__(self, what: str, total: float) -> None:
-        self.what, self.total, self.done = what, total, 0.0
-        self.start, self.shown = time.monotonic(), total > _SLOW
-        if self.shown:
-            self._print("")
-
-    def advance(self, cost: float) -> None:
-        """Count a part of this cost."""
-        self.done += cost
-        if self.shown and sys.stderr.isatty():
-            self._print("")
-
-    def finish(self) -> None:
-        if self.shown and sys.stderr.isatty():
-            self._print(f"done in {time.monotonic() - self.start:.0f} s\n")
-
-    def _print(self, end: str) -> None:
-        if not sys.stderr.isatty():
-            print(f"{compiling(self.what)} about {self.total:.0f} s on one idle core", file=sys.stderr, flush=True)
-            return
-        tenths = min(round(10 * self.done / self.total), 10)
-        bar = f"[{'#' * tenths}{'.' * (10 - tenths)}] {time.monotonic() - self.start:.0f} s"
-        print(f"\r{compiling(self.what)} {end or bar:<20}", end="", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -594,7 +594,7 @@ class SepSA(Optimizer, Generic[S]):
     def __getstate__(self) -> dict[str, Any]:
         # As torch's optimizers: without hooks, and without the `step` of a scheduler, which belong to this object.
         left = {"param_groups", "state", *vars(Optimizer), *vars(SepSA)}
-        kept = {name: value for name, value in self.__dict__.items() if name not in left}
+        kept = {name: value for name, value in vars(self).items() if name not in left}
         return {name: value for name, value in kept.items() if not name.startswith(("_optimizer_", "_opt_called"))}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -7,6 +7,10 @@ from collections.abc import Iterable
 from numbers import Integral, Real
 
 
+class NotFinite(ValueError):
+    """Values that a head cannot learn: NaN, Inf, or numbers too large for its arithmetic. Nothing was learned."""
+
+
 def is_number(value: object) -> bool:
     """Whether this is a real number of Python or NumPy, not a bool."""
     return isinstance(value, Real) and not isinstance(value, bool)

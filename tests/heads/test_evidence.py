@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -66,7 +67,7 @@ def fixed_point(x, y, prior, bias=True):
         W = ridge_regression(Phi, y, each, prior)
         T = torch.linalg.cholesky(torch.linalg.inv(Phi.T @ Phi + torch.diag(each))).T
         energy = (y - Phi @ W.T).square().sum(0) + (each * (W - prior).square()).sum(1)
-        found = evidence_of(least_squares.LeastSquaresState(T, W, None, energy, each), prior, len(x), True)
+        found = evidence_of(least_squares.LeastSquaresState(T, W, None, energy, each), prior, True)
         best = found.determined * found.residual / ((len(x) - found.determined - 1) * found.weights)
         if abs(best / ridge - 1) < 1e-12:
             break
@@ -189,11 +190,36 @@ def test_every_choice_is_finite_and_within_its_bounds(kind, forgetting):
         assert torch.isfinite(solver.covariance()).all()
 
 
+@given(lam=st.floats(0.5, 1.0), steps=st.integers(1, 200))
+def test_the_mean_weight_is_that_of_the_samples_that_fade(lam, steps):
+    weights = lam ** torch.arange(steps, dtype=torch.float64)
+    assert evidence.mean_weight(lam, steps) == pytest.approx(float(weights.square().sum() / weights.sum()))
+
+
+def test_a_short_memory_keeps_the_ridge_that_its_noise_asks_for():
+    """Ten samples remembered for five weights: n - γ alone would take most of the residuals for noise."""
+    torch.manual_seed(0)
+    true, x = torch.randn(1, K), torch.randn(2000, K)
+    y = x @ true.T + 0.5 * torch.randn(2000, 1)
+    errors = {}
+    for ridge in (1.0, "evidence"):
+        linear = nn.Linear(K, 1)
+        solver = RLS(ridge=ridge, noise_factor=1.0, forgetting=0.9).bind(linear)
+        each = []
+        for one, target in zip(x.split(1), y.split(1), strict=True):
+            each.append(float((linear(one).detach() - target).square()))
+            solver.update(one, target)
+        errors[ridge] = sum(each[100:])
+    assert errors["evidence"] < errors[1.0]
+
+
 def test_without_evidence_the_ridge_stays():
-    unknown = evidence.Evidence(*[0.0] * 6)
-    assert best_ridge(unknown, 3.0, 100.0) == 3.0
-    assert best_ridge(evidence.Evidence(5.0, math.nan, 1.0, 1.0, 1.0, 1.0), 3.0, 100.0) == 3.0
-    assert best_ridge(evidence.Evidence(5.0, 100.0, 1e-300, 1.0, 1.0, 1.0), 3.0, 100.0) == 3.0 * evidence.MOST_CHANGE
+    features = partial(evidence.Features, 1.0, 1.0, 1.0)
+    assert best_ridge(evidence.Evidence(0.0, 0.0, 0.0), 3.0, 100.0, 1.0, features) == 3.0
+    assert best_ridge(evidence.Evidence(5.0, math.nan, 1.0), 3.0, 100.0, 1.0, features) == 3.0
+    constant = partial(evidence.Features, 1.0, 1.0, 0.0)
+    assert best_ridge(evidence.Evidence(5.0, 100.0, 1.0), 300.0, 100.0, 1.0, constant) == 300.0
+    assert best_ridge(evidence.Evidence(5.0, 100.0, 1e-300), 3.0, 100.0, 1.0, features) == 3.0 * evidence.MOST_CHANGE
 
 
 def test_a_refused_batch_leaves_ridge_and_prior_as_they_were():

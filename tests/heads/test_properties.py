@@ -241,7 +241,7 @@ SETTINGS = [
     (RLS, {"bias_ridge": True}, "bias_ridge must be a number"),
     (RLS, {"forgetting": 0.0}, "forgetting must be in"),
     (RLS, {"forgetting": True}, "forgetting must be a number"),
-    (RLS, {"dtype": torch.float16}, "dtype must be torch.float64 or torch.float32, got torch.float16"),
+    (RLS, {"dtype": torch.float16}, "dtype must be torch.float32 or torch.float64, got torch.float16"),
     (OnlineLBFGS, {"dtype": torch.float16}, "dtype must be torch.float32 or torch.float64"),
     (OnlineLBFGS, {"loss": "hinge"}, "loss must be one of 'squared', 'cross-entropy', got 'hinge'"),
     (OnlineLBFGS, {"memory": 0}, "memory must be an integer of at least 1, got 0"),

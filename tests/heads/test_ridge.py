@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sepsa.heads.math.ridge import due, next_cursor
+from sepsa.restoration import due, next_cursor
 
 
 @pytest.mark.parametrize("each", [True, False], ids=["in every update", "in every so many"])

@@ -16,7 +16,7 @@ from reference import weights as head_weights
 from sepsa import RLS, LogisticNewton, SelfTuning, SepSA, SoftmaxNewton
 from sepsa.heads.math import score as scores
 from sepsa.heads.math.cross_entropy import with_ridge
-from sepsa.heads.self_tuning import RIDGES
+from sepsa.heads.tuning import RIDGES
 from sepsa.testing.case import difference, learn, snapshot
 
 
@@ -62,15 +62,13 @@ def test_an_error_that_is_not_finite_is_the_largest():
 )  # fmt: skip
 def test_every_member_is_the_rls_of_its_settings(k, m, bias, sizes, weighted, scale, seed):
     """Bit by bit: a member learns as an RLS on a copy of the head does, and the active one gives the head its bits."""
-    solver, linear = make(k, m, bias, seed)
+    solver, linear = make(k, m, bias, seed, ridge=3.0)
     start, plain = copy.deepcopy(linear), []
     rng = np.random.default_rng(seed)
     for n in sizes:
         x, y = torch.as_tensor(scale * rng.normal(size=(n, k))), torch.as_tensor(rng.normal(size=(n, m)))
         omega = torch.as_tensor(rng.uniform(0, 2, size=n)) if weighted else None
-        plain = plain or [
-            RLS(ridge="evidence", forgetting=a.forgetting).bind(copy.deepcopy(start)) for a in solver.members
-        ]
+        plain = plain or [RLS(ridge=3.0, forgetting=a.forgetting).bind(copy.deepcopy(start)) for a in solver.members]
         for one in (solver, *plain):
             one.update(x, y, omega)
     best = plain[solver._now.active]

@@ -42,7 +42,8 @@ def test_a_small_version_runs_once_and_says_that_it_is_one(tmp_path, monkeypatch
         ),
         (
             ("fig1", "--methods", "muon"),
-            "--methods must be one of sepsa, slimtrain, sgd, nag, rmsprop, adam, sepsa-tuned, sepsa-self-tuning, "
+            "--methods must be one of sepsa, slimtrain, sgd, nag, rmsprop, adam, sepsa-tuned, "
+            "sepsa-ridge-by-evidence, sepsa-self-tuning, "
             "adam-cross-entropy, sepsa-cross-entropy, adam-standardized-targets, sepsa-no-weight-decay, "
             "adam-no-weight-decay, slimtrain-as-published, got 'muon'",
         ),

@@ -11,12 +11,22 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from reproduction import methods
-from reproduction.methods import CROSS_ENTROPY, NAMES, NEWTON, PUBLISHED, SELF_TUNING, STANDARDIZED, TUNED, build
+from reproduction.methods import (
+    CROSS_ENTROPY,
+    EVIDENCE,
+    NAMES,
+    NEWTON,
+    PUBLISHED,
+    SELF_TUNING,
+    STANDARDIZED,
+    TUNED,
+    build,
+)
 from reproduction.slimtik import SlimTik
 from sepsa import SepSA, SoftmaxNewton
 
 TUNING = Path(__file__).resolve().parents[2] / "results" / "tuning.json"
-WITH_HEAD_SOLVER = ("SepSA", "SepSA, no weight decay", "slimTrain", PUBLISHED, TUNED, SELF_TUNING, NEWTON)
+WITH_HEAD_SOLVER = ("SepSA", "SepSA, no weight decay", "slimTrain", PUBLISHED, TUNED, EVIDENCE, SELF_TUNING, NEWTON)
 WITH_LABELS = (CROSS_ENTROPY, NEWTON)
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
+
 import numpy as np
 import pytest
 
+from reference import candidate_weights
 from sepsa.heads.protocols import NotFinite
 from sepsa.stream import batch_fit, stacking
 from sepsa.stream.experts import stack
@@ -87,7 +91,7 @@ def test_an_error_in_one_thread_ends_the_others_within_a_pass():
 
 
 def test_many_rows_have_fewer_members_and_few_rows_one_each():
-    assert len(fitted(*table(60)).committee.members) == 10
+    assert len(fitted(*table(60)).committee.members) == 8
     assert len(fitted(*table(5100), passes=1).committee.members) == 3
     assert len(fitted(*table(4)).committee.members) == 4
     alone = fitted(*table(1))
@@ -98,9 +102,34 @@ def test_many_rows_have_fewer_members_and_few_rows_one_each():
 
 def test_passes_are_bounded_by_the_visits_of_rows_and_by_rows_left_out():
     X, Y = table()
-    assert fitted(X, Y, early_stopping=True, passes=64, visits=120 * 10 * 20).passes <= 16
+    assert fitted(X, Y, early_stopping=True, passes=64, visits=120 * 8 * 20).passes <= 16
     noise = np.random.default_rng(1).standard_normal(Y.shape)
     assert fitted(X, noise, early_stopping=True, passes=256).passes == 4
+
+
+def test_two_members_try_more_passes_first_and_none_follows_where_they_gain_nothing(monkeypatch):
+    trained, train = Counter(), batch_fit.train
+
+    def counted(new, rows, schedule, *more):
+        trained[schedule.passes] += 1
+        return train(new, rows, schedule, *more)
+
+    monkeypatch.setattr(batch_fit, "train", counted)
+    X, Y = table(600)
+    fitted(X, np.random.default_rng(1).standard_normal(Y.shape), early_stopping=True, passes=256)
+    assert trained == {3: 8, 12: 2}
+
+
+def test_a_long_fit_has_a_bar_on_a_terminal(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    fitted(*table(30))
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(batch_fit, "LONG", 0.0)
+    fitted(*table(30))
+    first, *_, last, end = capsys.readouterr().err.split("\r")[1:]
+    assert first.startswith("sepsa: fit: [..........]")
+    assert last.startswith("sepsa: fit: [#########")
+    assert end.startswith("sepsa: fit: done in")
 
 
 def test_after_the_fit_a_learner_goes_on_by_its_own_rate_forgetting_and_batch():
@@ -138,8 +167,7 @@ def test_experts_are_weighted_by_rows_that_they_have_not_learned():
     weights, factor = np.empty(2), np.zeros((2, 2))
     stack.solve.py_func(parts["GRAM"], parts["MOMENT"], factor, weights)
     np.testing.assert_allclose(weights, parts["STACK"], rtol=1e-9)
-    shares = np.empty(4)
-    stack.weigh.py_func(parts["LOSS"], evidence, shares)
+    shares = candidate_weights(parts["LOSS"], stack.strength(evidence), stack.FLOOR, stack.PRIOR)
     np.testing.assert_allclose(shares, parts["WEIGHT"], rtol=1e-9, atol=1e-300)
 
 
@@ -194,3 +222,21 @@ def test_a_committee_learns_all_or_nothing(monkeypatch):
     with pytest.raises(NotFinite):
         learn_rows(committee, lambda *_: committee, X, Y, np.ones(len(X)))
     np.testing.assert_array_equal(committee.predict(X), before)
+
+
+def test_a_fitted_learner_saves_its_rows_and_no_room_for_others():
+    X, Y = table(60)
+    member = fitted(X, Y, mixture=new_mixture).committee.members[0]
+    state = member.state_dict()
+    trees = state["engine"]["experts"]["trees"]
+    assert trees["HISTOGRAMS"].size == trees["ORDER"].size == trees["PACKED"].size == 0
+    assert trees["CODES"].shape == (3, 108)  # each row twice
+    assert member.engine.memory("CODES", "trees").shape[1] > 108
+    other = new_mixture(0)
+    other.load_state_dict(state)
+    for learner in (member, other):
+        learner.learn(X, Y)
+    np.testing.assert_array_equal(member.predict(X), other.predict(X))
+    trees["CODES"] = trees["CODES"][:, :50]
+    with pytest.raises(ValueError, match=r"\['CODES'\] must be an array of shape \(3, 108\), got \(3, 50\)"):
+        other.load_state_dict(state)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import itertools
 import json
 import os
 import random
@@ -26,7 +27,7 @@ from typer.testing import CliRunner
 import sepsa
 from sepsa import cli
 from sepsa.states.file import lock
-from sepsa.stream.tables import command, output, source
+from sepsa.stream.tables import command, formats, output, source
 from sepsa.stream.tables import records as table_records
 
 STREAM = "stream t.csv --target y --predictions out.csv"
@@ -397,7 +398,7 @@ def test_a_pipe_is_read_as_it_comes(preloaded_bin):
     with start([preloaded_bin / "sepsa"], "--target", "y", stdin=subprocess.PIPE) as process:
         process.stdin.write("x,y\n1,1\n2,2\n")
         process.stdin.flush()
-        assert [process.stdout.readline(), float(process.stdout.readline())] == ["0.0\n", 1.0]
+        assert [process.stdout.readline(), float(process.stdout.readline())] == ["0\n", 1.0]
         process.stdin.close()
         assert process.wait(600) == 0
 
@@ -454,8 +455,53 @@ def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(monkeypatch)
     assert "a second, recent" not in said(STREAM)
     monkeypatch.setattr(output, "PROGRESS", 0.0)
     told = said(STREAM)
-    assert re.search(r"^50 rows, [\d,]+ a second, recent absolute error [\d.]+$", told, re.MULTILINE)
+    assert re.search(
+        r"^50 rows, 100%, 0 seconds left, [\d,]+ a second, recent absolute error [\d.]+$", told, re.MULTILINE
+    )
     assert "\x1b" not in told
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "arrow"])
+def test_progress_says_the_share_of_the_rows_and_the_time_that_the_others_take(form, monkeypatch):
+    monkeypatch.setattr(output, "PROGRESS", 0.0)
+    monkeypatch.setattr(formats, "ROWS", 100)
+    monkeypatch.setattr(formats.CsvReader, "batch", 100)
+    clock = itertools.count()  # each look at it is a second later
+    monkeypatch.setattr(output.time, "monotonic", lambda: float(next(clock)))
+    frame = pyarrow.csv.read_csv(write(n=400))
+    pq.write_table(frame, "t.parquet", row_group_size=100)
+    with pa.OSFile("t.arrow", "wb") as file, pa.ipc.new_file(file, frame.schema) as out:
+        out.write_table(frame, max_chunksize=100)
+    told = said(f"stream t.{form} --target y --predictions out.csv --body fourier")
+    shares = [tuple(map(int, found)) for found in re.findall(r"rows, (\d+)%, (\d+) seconds left", told)]
+    assert [share for share, _ in shares] == [25, 50, 75, 100]
+    assert shares[-1][1] == 0
+    for (_, left), (_, later) in itertools.pairwise(shares):
+        assert left > later
+    Path("t.csv.gz").write_bytes(gzip.compress(Path("t.csv").read_bytes()))
+    assert "left" not in said("stream t.csv.gz --target y --predictions out.csv --body fourier")
+
+
+def test_printed_numbers_have_six_digits_and_those_of_a_file_all():
+    write()
+    run(f"{SAVED} --intervals 0.8")
+    ask = "predict m.sepsa t.csv --intervals 0.8"
+    run(f"{ask} --out all.csv")
+    exact = [[float(cell) for cell in row.values()][1:] for row in records("all.csv")]
+    lines = {
+        given: run(f"{ask} {given}").stdout.splitlines() for given in ("", "--digits 6", "--digits 2", "--digits all")
+    }
+    assert lines[""] == lines["--digits 6"] == [",".join(f"{value:.6g}" for value in row) for row in exact]
+    assert lines["--digits 2"] == [",".join(f"{value:.2g}" for value in row) for row in exact]
+    assert [[float(cell) for cell in line.split(",")] for line in lines["--digits all"]] == exact
+    run(f"{ask} --digits 3 --out short.csv")
+    assert predictions("short.csv") == [float(f"{row[0]:.3g}") for row in exact]
+
+
+def test_no_digit_before_the_decimal_point_is_lost():
+    spell = output.speller(3, printed=True)
+    told = ["1234568", "-98765", "0.000123", "12", "1e+22"]
+    assert [spell(value) for value in (1234567.8, -98765.4, 0.00012345, 12.0, 1e22)] == told
 
 
 def test_intervals_hold_their_share_of_targets_and_both_commands_write_alike():
@@ -480,7 +526,7 @@ def test_intervals_hold_their_share_of_targets_and_both_commands_write_alike():
     run("predict m.sepsa t.csv --out o.csv --intervals 0.8")
     written = Path("o.csv").read_text().splitlines()
     assert written[0] == "line,prediction,low,high"
-    printed = run("predict m.sepsa t.csv --intervals 0.8").stdout.splitlines()
+    printed = run("predict m.sepsa t.csv --intervals 0.8 --digits all").stdout.splitlines()
     assert printed == [line.split(",", 1)[1] for line in written[1:]]
 
 

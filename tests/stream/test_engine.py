@@ -9,6 +9,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ import torch
 from torch import nn
 
 from sepsa import RLS, NotFinite, SepSA
-from sepsa.jit import Progress, locked
+from sepsa.jit import compile_together, locked
 from sepsa.stream.engine import Engine
 from sepsa.stream.engine.options import ACTIVATIONS, OPTIMIZERS
 from sepsa.stream.learner import WARM_UP, StreamLearner
@@ -103,7 +104,7 @@ def assert_same(engine, model, solver, got, wanted):
         np.testing.assert_allclose(weight, layer.weight.detach(), rtol=0, atol=1e-8)
         np.testing.assert_allclose(bias, layer.bias.detach(), rtol=0, atol=1e-8)
     np.testing.assert_allclose(engine.covariance(), solver.covariance(), rtol=0, atol=1e-8)
-    np.testing.assert_allclose(engine.objective(), solver.state_dict()["energy"], rtol=1e-8)
+    np.testing.assert_allclose(engine.memory("ENERGY", "heads", 0), solver.state_dict()["energy"], rtol=1e-8)
     assert engine.samples == pytest.approx(solver.samples)
 
 
@@ -332,26 +333,29 @@ def test_a_second_process_waits_for_the_one_that_compiles(tmp_path):
         waiting.result(60)
 
 
+class Job(NamedTuple):
+    cost: float
+
+    def compile(self):
+        pass
+
+
 def test_a_compilation_of_seconds_is_one_line(capsys):
-    progress = Progress("a test", 10.0)
-    progress.advance(1.0)
-    progress.advance(9.0)
-    progress.finish()
+    compile_together([Job(9.0), Job(1.0)], "a test", 1)
     assert capsys.readouterr().err == "sepsa: compiling a test: about 10 s on one idle core\n"
-    quick = Progress("a test", 2.0)
-    quick.advance(2.0)
-    quick.finish()
+    compile_together([Job(2.0)], "a test", 1)
     assert capsys.readouterr().err == ""
 
 
 def test_a_terminal_has_a_bar_of_what_is_compiled(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    progress = Progress("a test", 10.0)
-    progress.advance(5.0)
-    progress.finish()
+    compile_together([Job(5.0), Job(5.0)], "a test", 1)
     shown = capsys.readouterr().err.split("\r")
     assert [line.strip() for line in shown[1:]] == [
         "sepsa: compiling a test: [..........] 0 s",
         "sepsa: compiling a test: [#####.....] 0 s",
+        "sepsa: compiling a test: [##########] 0 s",
         "sepsa: compiling a test: done in 0 s",
     ]
+    compile_together([Job(2.0)], "a test", 1)
+    assert capsys.readouterr().err == ""

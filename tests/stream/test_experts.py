@@ -13,13 +13,14 @@ from river import linear_model, tree
 from sklearn.base import clone
 from sklearn.linear_model import SGDClassifier, SGDRegressor
 
-from reference import nearest_targets, ridge_regression, stack_weights, tree_gains
+from reference import candidate_weights, nearest_targets, ridge_regression, stack_weights, tree_gains
 from sepsa import SepSAClassifier, SepSARegressor
 from sepsa.river import SepSAClassifier as RiverClassifier
 from sepsa.river import SepSARegressor as RiverRegressor
 from sepsa.stream.engine import Engine
 from sepsa.stream.experts import EXPERTS, bayes, logistic, neighbours, products, stack, tree_growth, tree_parts
 from sepsa.stream.kernels import head
+from sepsa.stream.kernels import weigh as kernels_weigh
 from sepsa.stream.kernels.compilation import compiled
 from sepsa.stream.learner import StreamLearner
 
@@ -30,7 +31,7 @@ seeds = st.integers(0, 2**32 - 1)
 nearest, remember, solve, weigh, expand, rank_one, forget, learn_logistic, probabilities, learn_class, posterior = (
     compiled(function.py_func)
     for function in (
-        neighbours.neighbours, stack.remember, stack.solve, stack.weigh, products.expand, head.rank_one,
+        neighbours.neighbours, stack.remember, stack.solve, kernels_weigh.weigh, products.expand, head.rank_one,
         products.forget, logistic.learn_logistic, logistic.probabilities, bayes.learn_class, bayes.posterior,
     )
 )  # fmt: skip
@@ -53,7 +54,7 @@ def test_neighbours_equal_the_slow_reference(seed, n, d, m):
     sizes = neighbours.LANES, neighbours.TOPS, neighbours.NEIGHBOURS, n + neighbours.LANES
     integers = [np.empty(size, np.int32) for size in sizes]
     low, high = X.min(0).astype(float), X.max(0).astype(float)
-    nearest(X.T.copy(), Y, omega, n, z, low, high, np.empty(n, np.float32), *integers, out)
+    nearest(X.T.copy(), Y, omega, low, high, np.empty(n, np.float32), *integers, n, z, out)
     slow = nearest_targets(X, Y, omega, z, high - low, neighbours.NEIGHBOURS)
     np.testing.assert_allclose(out, slow, rtol=1e-3, atol=1e-4)
 
@@ -68,19 +69,31 @@ def test_the_stack_is_ridge_regression_on_differences_of_answers(seed, n, expert
     for a, y, o in zip(answers, Y, omega, strict=True):
         remember(gram, moment, a, y, o)
     solve(gram, moment, np.zeros((J + 1, J + 1)), w)
-    np.testing.assert_allclose(w, stack_weights(answers, Y, omega, stack.FORGETTING, stack.RIDGE), rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(
+        w, stack_weights(answers, Y, omega, stack.STACK_FORGETTING, stack.RIDGE), rtol=1e-7, atol=1e-9
+    )
 
 
-@given(losses=st.lists(st.floats(0.0, 1e6), min_size=2, max_size=6), evidence=st.floats(0, 100))
-def test_candidates_are_weighted_by_a_power_of_their_losses(losses, evidence):
+@given(
+    losses=st.lists(st.floats(0.0, 1e6), min_size=2, max_size=6),
+    strength=st.floats(0, 50),
+    floor=st.sampled_from([1e-12, 1e-300]),
+    prior=st.sampled_from([0.0, stack.PRIOR]),
+)
+def test_candidates_are_weighted_by_a_power_of_their_losses(losses, strength, floor, prior):
     weights = np.empty(len(losses))
-    best = weigh(np.array(losses), evidence, weights)
-    rows = evidence**2 / (evidence + stack.CAUTION)
-    log = -0.5 * stack.POWER * rows * np.log(np.array(losses) + 1e-12)
-    log[1:] -= stack.PRIOR
-    slow = np.exp(log - log.max())
-    np.testing.assert_allclose(weights, slow / slow.sum(), rtol=1e-6, atol=1e-12)
+    best = weigh(np.array(losses), strength, floor, prior, weights)
+    # 1e-6: a logarithm up to 700 times a strength of 50 rounds in the eleventh digit
+    np.testing.assert_allclose(
+        weights, candidate_weights(np.array(losses), strength, floor, prior), rtol=1e-6, atol=1e-12
+    )
     assert weights[best] == weights.max()
+
+
+def test_few_rows_count_for_less_in_the_weights_of_experts():
+    assert stack.strength(0.0) == 0.0
+    assert stack.strength(stack.CAUTION) == 0.25 * stack.POWER * stack.CAUTION
+    assert stack.strength(1e9) == pytest.approx(0.5 * stack.POWER * 1e9, rel=1e-6)
 
 
 @settings(max_examples=6)
@@ -136,7 +149,7 @@ def test_boosted_trees_each_fit_what_those_before_leave(m):
     Y = 5 + np.abs(X[:, :m]) + rng.normal(size=(300, m))
     learner = StreamLearner(3, m, regression=True, trees=40, **OPTIONS)
     learner.learn(X, Y, weight)
-    learner.engine.boost_trees()
+    learner.engine.fit_experts()
     part = learner.engine.memory.of("trees")
     leaves, values, omega = part("LEAF_OF_ROW")[:, :300], part("VALUES"), part("WEIGHTS")[:300].astype(float)
     left = part("TARGETS")[:300].astype(float)
@@ -221,10 +234,10 @@ def test_naive_bayes_has_the_posterior_of_normal_laws_with_common_variances(seed
     slow, rows, squares = np.zeros((m, d)), np.zeros(m), np.zeros(d)
     for row, label, share in zip(Z, labels, omega, strict=True):
         learn_class(means, counts, spread, label, row, share)
-        rows *= bayes.FORGETTING
+        rows *= bayes.CLASS_FORGETTING
         before = rows[label] + bayes.SHRINK
         mean = (before * slow[label] + share * row) / (before + share)
-        squares = bayes.FORGETTING * squares + share * (row - slow[label]) * (row - mean)
+        squares = bayes.CLASS_FORGETTING * squares + share * (row - slow[label]) * (row - mean)
         slow[label], rows[label] = mean, rows[label] + share
     posterior(means, counts, spread, counts.sum(), z, out)
     log = np.log(rows + bayes.SHRINK) - ((z - slow) ** 2 * (rows.sum() + 1) / (2 * squares + 2)).sum(1)

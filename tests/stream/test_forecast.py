@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -155,8 +156,9 @@ def test_the_kernels_as_plain_python_forecast_the_same_and_stay_within_their_arr
         np.testing.assert_allclose(one, other, rtol=1e-7)  # the order of sums differs
 
 
-def test_a_new_leader_has_the_lead_over_all_others_and_one_event_makes_none():
+def test_a_new_leader_has_the_lead_over_all_others_and_one_event_makes_none(monkeypatch):
     """The recent mean of how much smaller the errors of each naive forecast are than the leader's, when it changes."""
+    monkeypatch.setattr(choice, "exceeds", choice.exceeds.py_func)
     rng, rate = np.random.default_rng(0), 0.01
     errors = rng.exponential(size=(600, 3)) * [1.0, 1.0, 0.7]
     errors[300:310, 0] += 5.0
@@ -461,6 +463,57 @@ def test_seasons_are_found_or_none():
     assert find_seasons(wave + third) == (24.0,)
     assert find_seasons(np.random.default_rng(0).normal(size=(256, 1)).cumsum(0)) == ()
     assert find_seasons(np.ones((64, 1))) == ()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_day_is_found_whose_hours_shift_and_it_has_a_week_as_soon_as_two_fit(seed):
+    rng = np.random.default_rng(seed)
+    shift = np.repeat(rng.integers(-1, 2, 22), 24)[:512]
+    day = np.exp(3 * np.sin(2 * np.pi * (np.arange(512) + shift) / 24)) + 0.5 * rng.normal(size=512)
+    assert find_seasons(day[:256, None]) == (24.0,)
+    assert find_seasons(day[:, None]) == (24.0, 168.0)
+
+
+def test_periods_that_are_no_day_stay_what_they_are():
+    t, rng = np.arange(1024), np.random.default_rng(0)
+    for period in (12, 23, 25, 52):
+        wave = np.sin(2 * np.pi * t / period) + 0.02 * rng.normal(size=1024)
+        assert find_seasons(wave[:, None]) == (float(period),)
+    week = np.sin(2 * np.pi * t / 24) + 3 * np.where(t // 24 % 7 < 2, np.sin(2 * np.pi * t / 12), 0)
+    assert find_seasons(week[:, None]) == (24.0, 168.0)
+
+
+@pytest.mark.parametrize("seasons", [(), (12,)])
+def test_a_trend_is_followed_at_every_step(seasons):
+    t, rng = np.arange(160), np.random.default_rng(0)
+    y = 2.0 * t + (10 * np.sin(2 * np.pi * t / 12) if seasons else 0) + rng.normal(size=160)
+    made = SepSAForecaster(12, seasons=seasons).prequential(y[:148])[-1]
+    assert np.abs(made - y[148:]).max() < 5  # the last value is wrong by 24, and that of a season too
+
+
+def test_a_file_without_trends_forecasts_as_before_and_continues():
+    t, rng = np.arange(400), np.random.default_rng(0)
+    y = 10 * np.sin(2 * np.pi * t / 5) + rng.normal(size=400)
+    for seasons, lags, rows in (((), 3, 200), ((), 3, 10), ((5,), 6, 200)):
+        model = SepSAForecaster(4, seasons=seasons, lags=lags).fit(y[:rows])
+        state = model.state_dict()
+        stack, shared, bases = state["model"]["stack"], state["model"]["shared"], len(seasons) + 1
+        n, before = shared["LAGS"].shape[1] // 2, max(lags, (5 if seasons else 0) + 2 + 4)
+        kept = np.arange(max(rows - before, 0), rows)
+        lag = np.repeat(shared["LAGS"][:, :1], before, 1)
+        lag[:, kept % before] = shared["LAGS"][:, kept % n]
+        stack |= {
+            "KNOWN": stack["KNOWN"][:bases],
+            "MISSED": np.concatenate([stack["MISSED"][:bases], stack["MISSED"][-3:]]),
+            "LEADER": stack["LEADER"] % bases,
+        }
+        shared |= {"LAGS": np.tile(lag, 2)}
+        other = SepSAForecaster(4, seasons=seasons, lags=lags)
+        other.load_state_dict(state)
+        assert other.forecast() == model.forecast()
+        assert (other.state_dict()["model"]["stack"]["KNOWN"][:bases] == stack["KNOWN"]).all()
+        errors = np.abs(other.prequential(y[rows:])[100:-1, 0] - y[rows + 101 :])
+        assert errors.mean() < 3  # the last value is wrong by 7
 
 
 def test_river_evaluates_it():
@@ -796,6 +849,71 @@ def test_dates_in_frames_are_times_or_an_error_with_the_cure():
         small().fit(frame.assign(date=texts), times="date")
     with pytest.raises(ValueError, match="times must be one for each row, got 0"):
         small().fit(frame["v"], times=0)
+
+
+def test_frames_of_arrow_are_read_as_those_of_pandas():
+    times = pd.date_range("2024-01-01", periods=60, freq="D")
+    frame = pd.DataFrame({"date": times, "v": day_and_week(60), "w": [f"{value:.3f}" for value in day_and_week(60, 1)]})
+    table = pa.Table.from_pandas(frame)
+    pd.testing.assert_frame_equal(
+        small().fit(table, times="date").predict(), small().fit(frame, times="date").predict()
+    )
+    with pytest.raises(ValueError, match="give times='date'"):
+        small().fit(table)
+
+
+def test_several_shares_and_levels_are_those_asked_one_by_one():
+    model = forecaster().fit(series(200)[:, 0])
+    made, ends = model.predict(3, coverage=[0.5, 0.9])
+    assert list(ends) == [0.5, 0.9]
+    for share, (low, high) in ends.items():
+        alone = model.predict(3, coverage=share)
+        assert all((one == other).all() for one, other in zip(alone, (made, low, high), strict=True))
+    _, levels = model.predict(3, quantiles=[0.05, 0.5, 0.95])
+    assert (levels[0.05] == ends[0.9][0]).all()
+    assert (levels[0.95] == ends[0.9][1]).all()
+    assert ((ends[0.5][0] < levels[0.5]) & (levels[0.5] < ends[0.5][1])).all()
+    for wrong in ({"coverage": [0.5, 1.0]}, {"quantiles": [0.0]}, {"coverage": 0.5, "quantiles": [0.5]}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))}.* must be"):
+            model.predict(**wrong)
+
+
+def test_one_input_is_a_vector_and_too_many_rows_ahead_are_an_error():
+    y, x = series(120)[:, 0], np.random.default_rng(0).normal(size=120)
+    model, other = forecaster().fit(y[:116], x[:116]), forecaster().fit(y[:116], x[:116, None])
+    assert (model.predict(4, x[116:]) == other.predict(X=x[116:, None])).all()
+    named = forecaster().fit(pd.Series(y[:116]), pd.Series(x[:116], name="wind"))
+    assert (np.asarray(named.predict(X=pd.DataFrame({"wind": x[116:]}))) == model.predict(X=x[116:])).all()
+    with pytest.raises(ValueError, match=r"X must have at most the 2 rows that are forecast, got 4"):
+        model.predict(2, x[116:])
+    with pytest.raises(ValueError, match=r"X must have the 1 columns of the first row, got 2"):
+        model.predict(2, series(2))
+    with pytest.raises(ValueError, match=r"X must be rows \(120, inputs\)"):
+        forecaster().fit(y, x[:100])
+
+
+def test_a_plot_joins_the_forecast_to_the_last_value_and_a_notebook_shows_a_table():
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    frame = pd.DataFrame(series(100), pd.date_range("2026-01-01", periods=100, freq="h"), columns=["<a>", "b"])
+    model = forecaster()
+    assert model._repr_html_() == f"<pre>{model!r}</pre>"
+    with pytest.raises(ValueError, match="learned no row"):
+        model.plot()
+    axes = model.fit(frame).plot("b")
+    past, ahead = (line.get_xydata() for line in axes.lines)
+    assert (past[-1] == ahead[0]).all()
+    assert len(ahead) == 5
+    assert axes.get_title() == "b"
+    assert "Concise" in type(axes.xaxis.get_major_formatter()).__name__
+    with pytest.raises(ValueError, match=r"series must be one of .*, got 'c'"):
+        model.plot("c")
+    shown = model._repr_html_()
+    assert shown.count("<tr>") == 1 + 4 * 2
+    assert "&lt;a&gt;" in shown
+    assert "<a>" not in shown
+    assert forecaster().fit(series(50)[:, 0]).plot().get_title() == ""
 
 
 def test_polars_in_polars_out():

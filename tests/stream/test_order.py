@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 
 import learners
 from learners import CASES, CLASSIFIER, FOURIER, REGRESSOR, SMALL, Estimator
+from sepsa.river import SepSARegressor as RIVER
+from sepsa.stream import options
 from sepsa.stream.keyed import KeyedLearner
 
 N, LATE = 160, 120
@@ -142,6 +145,15 @@ def test_targets_that_are_no_numbers_are_named_with_the_cure(value):
     X, y = (part[:20] for part in learners.stream())
     with pytest.raises(ValueError, match=f"y must hold numbers, got {value!r}: .* use SepSAClassifier for classes"):
         REGRESSOR().fit(X, [*y[1:], value])
+
+
+@pytest.mark.parametrize("pair", options.PAIRS)
+def test_an_option_by_its_name_in_the_other_interface_is_named_and_documented(pair):
+    for model, own, other in ((RIVER, *pair), (REGRESSOR, *reversed(pair))):
+        with pytest.raises(TypeError, match=f"SepSARegressor has no option {other!r}: did you mean {own!r}"):
+            model(**{other: 1})
+    page = (Path(__file__).parents[2] / "docs/api/stream.md").read_text()
+    assert f"| `{pair[1]}` | `{pair[0]}` |" in page
 
 
 def test_an_unknown_option_names_the_class_and_the_closest_one():

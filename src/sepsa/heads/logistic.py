@@ -13,7 +13,7 @@ from torch.nn import functional
 from sepsa.heads.base import parameters, partial_targets
 from sepsa.heads.base.checks import check_labels, check_outputs, check_rows, explain_nonfinite, is_integer
 from sepsa.heads.base.newton import NewtonHead, check_count, weights_setting
-from sepsa.heads.math.cross_entropy import CrossEntropyState, UpdateSettings, learned
+from sepsa.heads.math.cross_entropy import CrossEntropyState, UpdateSettings, learned, start
 
 IGNORE_INDEX = -100
 
@@ -74,28 +74,14 @@ class LogisticNewton(NewtonHead):
     # ------------------------------------------------------------------ state
 
     def _start(self, linear: nn.Linear) -> None:
-        m, device = linear.out_features, linear.weight.device
-        W = parameters.join(linear).to(torch.float32 if device.type == "mps" else torch.float64)
-        derived = self._derived(linear, W)
-        self._state = CrossEntropyState(
-            T=torch.diag(1 / derived["ridge"].sqrt()).repeat(m, 1, 1),
-            W=W,
-            prior=W.clone(),
-            shares=W.new_ones(m),
-            ridge_left=derived["ridge"].repeat(m, 1),
-            counters=W.new_zeros(m, 3),
-            **derived,
-        )
+        m, W = linear.out_features, parameters.start(linear, None)
+        one = start(W, **self._derived(linear, W))
+        T, left, counters = one.T.repeat(m, 1, 1), one.ridge_left.repeat(m, 1), one.counters.repeat(m, 1)
+        self._state = one._replace(T=T, ridge_left=left, counters=counters)
 
     def _derived(self, linear: nn.Linear, W: Tensor) -> dict[str, Tensor]:
         check_count("pos_weight", self.pos_weight, len(W), "an output")
         return {"weights": class_weights(self.pos_weight, W), "ridge": self._ridges_now(linear, W, self.ridge)}
-
-    def _ridges(self, linear: nn.Linear, W: Tensor, ridge: float) -> Tensor:
-        return parameters.ridges(linear, ridge, self.bias_ridge, W)
-
-    def _parts(self, state: CrossEntropyState) -> Sequence[CrossEntropyState]:
-        return each_output(state)
 
     def __repr__(self) -> str:
         return self._words("" if self.pos_weight is None else f", pos_weight={self.pos_weight}")
@@ -206,14 +192,6 @@ class LogisticNewton(NewtonHead):
     def _deviation(self, Phi: Tensor) -> Tensor:
         deviations: Tensor = torch.linalg.vector_norm(Phi @ self._state.T.mT, dim=2).T
         return deviations
-
-
-def each_output(state: CrossEntropyState) -> list[CrossEntropyState]:
-    """The state of each output by itself, in the form that a `SoftmaxNewton` with one output has."""
-    return [
-        CrossEntropyState(T, W[None], prior[None], share[None], left, counters, weights, state.ridge)
-        for T, W, prior, share, left, counters, weights in zip(*state[:7], strict=True)
-    ]
 
 
 def kept(new: CrossEntropyState, old: CrossEntropyState, which: Tensor) -> CrossEntropyState:

@@ -11,15 +11,13 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor, nn
 
+from sepsa.validation import NotFinite as NotFinite
+
 Solver = TypeVar("Solver", bound="HeadSolver")
 
 
 class PrecisionWarning(UserWarning):
     """A head lost digits because of the scale of its features, or left out rows for that reason in a captured step."""
-
-
-class NotFinite(ValueError):
-    """Values that a head cannot learn: NaN, Inf, or numbers too large for its arithmetic. Nothing was learned."""
 
 
 class Posterior(NamedTuple):

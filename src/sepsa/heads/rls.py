@@ -26,7 +26,7 @@ from sepsa.heads.base.rls_state import RLSSettings, read_root, write_root
 from sepsa.heads.math import evidence, least_squares
 from sepsa.heads.math.anneal import annealed_forgetting, ridge_weight
 from sepsa.heads.math.evidence import Choice
-from sepsa.heads.math.least_squares import GROWTH, PENDING, SAMPLES, STEPS, LeastSquaresState
+from sepsa.heads.math.least_squares import PENDING, SAMPLES, STEPS, LeastSquaresState
 from sepsa.heads.math.ridge import due
 from sepsa.validation import in_range
 
@@ -105,7 +105,9 @@ class RLS(ExactArithmetic):
         self.ridge: float | Literal["evidence"] = ridge if ridge == "evidence" else checks.ridge_setting(ridge)
         self.noise_factor = in_range("noise_factor", noise_factor, 0.0, math.inf)
         self.forgetting = in_range("forgetting", forgetting, 0.0, 1.0)
-        self.bias_ridge, self.dtype = checks.bias_setting(bias_ridge), checks.optional_dtype(dtype)
+        if dtype is not None:
+            checks.check_dtype(dtype)
+        self.bias_ridge, self.dtype = checks.bias_setting(bias_ridge), dtype
 
     # ------------------------------------------------------------------ state
 
@@ -166,38 +168,10 @@ class RLS(ExactArithmetic):
         commit(write)
 
     @property
-    def steps(self) -> int:
-        """The number of updates that the head has learned."""
-        return int(self._read()[1][STEPS])
-
-    @property
-    def samples(self) -> float:
-        """The number of samples that the head remembers: the sum of their weights times forgetting^age."""
-        return float(self._read()[1][SAMPLES])
-
-    @property
     def ridge_now(self) -> float:
         """The ridge of the weights: `ridge`, or what evidence has chosen."""
         self._head()
         return self._choice.ridge
-
-    @property
-    def ridge_left(self) -> Tensor:
-        """The ridge (p,) of each coordinate at present: half of its setting at least, and all of it at most unless the
-        head anneals.
-        """
-        return self._read()[0].ridge_left.clone()
-
-    def objective(self) -> Tensor:
-        """Return the minimum (m,) of the objective, which the head's weights attain, one number per output."""
-        return self._read()[0].energy.clone()
-
-    @torch.no_grad()
-    def covariance(self) -> Tensor:
-        """Return B (p, p), the inverse of the curvature A; a bias is the last coordinate."""
-        T = least_squares.square_root(self._read()[0])
-        B = T.T @ T
-        return (B + B.T) / 2
 
     @property
     def backend(self) -> str:
@@ -207,13 +181,13 @@ class RLS(ExactArithmetic):
 
     def __getstate__(self) -> dict[str, Any]:
         if self.linear is None:
-            return self.__dict__
+            return vars(self)
         left_out = ("_backend", "_captured", "_place", "_chosen")
-        return {name: value for name, value in self.__dict__.items() if name not in left_out} | {"_saved": self._read()}
+        return {name: value for name, value in vars(self).items() if name not in left_out} | {"_saved": self._read()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         saved = state.pop("_saved", None)
-        self.__dict__.update(state)
+        vars(self).update(state)
         if saved is not None:
             self._continue(self._problem, *saved)
 
@@ -317,12 +291,15 @@ class RLS(ExactArithmetic):
         targets: Tensor,
         sample_weight: Tensor | None,
         checked_by: Any = None,
+        schedule: float = 0.0,
     ) -> bool:
         """Learn samples that are checked already; False, and nothing changes, where a value is not finite.
 
-        `checked_by` is the backend that found them plain.
+        `checked_by` is the backend that found them plain. The ridge is looked at as often as by a head with the
+        forgetting `schedule`, if that is larger.
         """
-        backend: Any = self._backend_for(features.numel() // self._problem.linear.in_features)
+        rows = features.numel() // self._problem.linear.in_features
+        backend: Any = self._backend_for(rows)
         steps, known = int(backend.counters[STEPS]), float(backend.counters[SAMPLES])
         before = backend.state.W.clone() if steps % health.EVERY == 0 else None
         lam = self._forgetting(backend)
@@ -334,8 +311,11 @@ class RLS(ExactArithmetic):
                 return
             Phi = backend.learn(features, targets, sample_weight, lam, backend is checked_by)
 
-        if self.ridge == "evidence":
-            commit(lambda: self._choose_ridge(known, steps, lam, learn))
+        schedule = max(lam, schedule)
+        if self.ridge == "evidence" and (
+            sample_weight is not None or evidence.due(known, lam * known + rows, steps + 1, steps, schedule)
+        ):
+            commit(lambda: self._choose_ridge(known, steps, schedule, learn))
         else:
             learn()
         if Phi is not None and before is not None:
@@ -384,20 +364,20 @@ class RLS(ExactArithmetic):
         """Take the ridge and the prior of the largest evidence; the head remembers this many samples."""
         (state, counters), (linear, prior, _) = self._backend.read(), self._problem
         choice, kappa = self._choice, self.noise_factor
+        lam = annealed_forgetting(self.forgetting, self._ratio)
+        r = evidence.mean_weight(lam, int(counters[STEPS]))
         if self._epoch is not None:
             kappa *= ridge_weight(samples / self._epoch)
         with torch.autocast(prior.device.type, enabled=False):
             for _ in range(evidence.ROUNDS):
-                found = evidence.best_choice(state, self._initial, choice, samples, kappa, linear.bias is not None)
+                found = evidence.best_choice(state, self._initial, choice, samples, r, kappa, linear.bias is not None)
                 if found == choice:
                     break
                 _, new_prior, ridge = self._problem_for(linear, found)
                 _, old_prior, _ = self._problem_for(linear, choice)
                 state, choice = evidence.with_ridge(state, old_prior, ridge, new_prior), found
         if choice != self._choice and all(bool(part.isfinite().all()) for part in (state.T, state.W)):
-            counters = counters.copy()
-            counters[PENDING] = counters[GROWTH] = 0.0
-            self._take(state, counters, choice)
+            self._take(state, without_pending(counters), choice)
 
     @torch.no_grad()
     def raise_ridge(self, ridge: float) -> None:
@@ -413,20 +393,17 @@ class RLS(ExactArithmetic):
         linear, (state, counters) = self._head(), self._read()
         if not checks.ridge_setting(ridge) >= self._choice.ridge:
             raise ValueError(f"ridge must be at least the present one, {self._choice.ridge:g}, got {ridge:g}")
-        prior, steps = self._problem.prior, counters[STEPS]
-        larger = ridges(linear, float(ridge), self.bias_ridge, prior)
-        problem = self._problem._replace(ridge=larger)
-        if steps:
-            backend = TorchBackend(problem, state.copy(), counters.copy())
-            gain = (larger - state.ridge_left).clamp(min=0).sqrt()
-            backend.learn_rows(torch.diag(gain), (prior * gain).T, 0.0, 1.0)
-            state, counters = backend.read()
-            counters[STEPS], counters[PENDING], counters[GROWTH] = steps, 0.0, 0.0
-            state = least_squares.fade(state, 1.0)._replace(ridge_left=torch.maximum(larger, state.ridge_left))
-        else:
-            state = least_squares.start(prior, larger)
-        self.ridge, self._choice = float(ridge), self._choice._replace(ridge=float(ridge))
-        self._continue(problem, state, counters)
+        choice = self._choice._replace(ridge=float(ridge))
+        problem, state = self._problem_for(linear, choice), state._replace(W=follow(linear, state.W))
+        larger = torch.maximum(problem.ridge, state.ridge_left)  # which annealing may have raised
+        state = evidence.with_ridge(state, problem.prior, larger, problem.prior)
+
+        def write() -> None:
+            self.ridge, self._choice = choice.ridge, choice
+            self._continue(problem, state, without_pending(counters))
+            store(linear, state.W.to(linear.weight.dtype))
+
+        commit(write)
 
     def checkpoint(self) -> Any:
         """Return what `rollback` needs to undo the next update: references and small copies of the state."""
@@ -537,24 +514,7 @@ class RLS(ExactArithmetic):
 
         commit(write)
 
-    # ------------------------------------------------------------------ prediction
 
-    def _weights(self) -> Tensor:
-        return self._read()[0].W
-
-    def _spread(self) -> tuple[Tensor, Tensor, float]:
-        state, counters = self._read()
-        return least_squares.square_root(state), state.energy, float(counters[SAMPLES])
-
-    @torch.no_grad()
-    def health(self) -> dict[str, float]:
-        """Return numbers that show why a run goes wrong, to log about every hundred steps.
-
-        They are `condition`, `smallest_eigenvalue`, `effective_samples`, `last_step`, `feature_drift`, `dead_features`
-        and `silent_features`; docs/how-to-choose.md explains each and what to do. `condition`, `last_step`,
-        `feature_drift` and `silent_features` are computed from one update in eight; they are NaN before the first
-        update and in captured steps.
-        """
-        state, counters = self._read()
-        T, steps = least_squares.square_root(state), int(counters[STEPS])
-        return health.report(T, state.W, state.ridge_left, float(counters[SAMPLES]), steps, self._recent)
+def without_pending(counters: Counters) -> Counters:
+    """The counters of a state with nothing gathered in H."""
+    return np.array([*counters[:PENDING], 0.0, 0.0])

@@ -14,44 +14,39 @@ from torch import Tensor, nn
 from sepsa.heads.base.checks import check_rows, explain_nonfinite
 from sepsa.heads.base.head import OwnsHead
 from sepsa.heads.base.newton import NewtonHead
-from sepsa.heads.base.parameters import commit, copy_head, heads_of, join, store, twin_of, width
-from sepsa.heads.logistic import LogisticNewton
+from sepsa.heads.base.parameters import commit, copy_head, join, store, twin_of
 from sepsa.heads.math import score as scores
-from sepsa.heads.math.cross_entropy import is_large
 from sepsa.heads.protocols import Anneals, HeadSolver, Revertible
 from sepsa.heads.rls import RLS
-from sepsa.heads.softmax import SoftmaxNewton
 from sepsa.heads.tuning import (
     HISTORY_LIMIT,
     RESTS,
     SETTLED,
+    START_RIDGE,
     Choice,
     Learning,
     Progress,
     alone_with,
     changed,
     compiled_backends,
-    loss_of,
+    errors_of,
+    heaviest,
+    members_of,
     read_progress,
     settings_of,
 )
 from sepsa.states import schema
 
-# Of the members for least squares, whose ridges are by evidence; the first is active before any has made another error.
-FORGETTINGS = (1.0, 0.98, 0.9)
-# Ridges of the members for cross-entropy.
-RIDGES, START_RIDGE = (0.01, 0.3, 10.0, 300.0, 1e4), 10.0
 # Where comparisons end: the first has this many updates and samples at least, later ones, after 64, 128, 256, ...
 # updates, have `LATER` updates, between the present ridge and those that are smaller and larger by `NEIGHBOUR`.
 FIRST, FIRST_SAMPLES, LATER, AGAIN, NEIGHBOUR = 32, 512, 8, 64, 5.0
 LEAST, MOST = 1e-4, 1e6  # relative ridges beyond which no member goes
-# In mini-batches of a deep network the loss at the next batch would let the ridge grow without end, because the body
-# changes the features anyway; benchmarks/language.py: from 3 batches on, an annealed head ends where it ends best.
-BATCHES = 3.0
 _KEYS = {"members", "heads", "sums", "products", "count", "active", "steps", "scale", "started", "history"}
 # Attributes of the member that sets the head's weights.
-_OF_THE_BEST = ("backend", "class_shares", "class_weight", "covariance", "health", "objective", "pos_weight",
-                "predict", "predict_proba", "ridge_left", "ridge_now", "samples", "sample")  # fmt: skip
+_OF_THE_BEST = (
+    *("backend", "class_shares", "class_weight", "covariance", "health", "objective", "pos_weight", "predict"),
+    *("predict_proba", "ridge_left", "ridge_now", "samples", "sample"),
+)
 
 
 class SelfTuning(OwnsHead):
@@ -61,8 +56,9 @@ class SelfTuning(OwnsHead):
     three `RLS(ridge="evidence")` that remember all samples, about 50 updates, and about 10. Each member is a solver of
     its own on a copy of the head, so an update costs that of all members. The error of a member at samples before it
     learns them is its score, of which older updates fade. The member with the smallest score sets the head's weights;
-    where scores differ only by chance, the one that remembers most. Without drift one `RLS(ridge="evidence")` is as
-    good, and costs a third.
+    where scores differ only by chance, the one that remembers most. A member that is not active looks at its ridge once
+    in 64 updates. Without drift one `RLS(ridge="evidence")` is as good, and costs a third or less.
+    For features that nothing changes choose `SelfTuning.of(RLS, noise_factor=1.0)`, which follows a jump sooner.
 
     `SelfTuning.of` makes heads of another kind or with settings given; for cross-entropy it chooses the ridge, whose
     members are compared only now and then.
@@ -158,7 +154,7 @@ class SelfTuning(OwnsHead):
         return self.members[self._now.active] if self.linear is not None else self.members[0]
 
     def __getattr__(self, name: str) -> Any:
-        if name not in _OF_THE_BEST or "members" not in self.__dict__:
+        if name not in _OF_THE_BEST or "members" not in vars(self):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if self.linear is not None:
             self._move(self._ready())
@@ -371,7 +367,7 @@ class SelfTuning(OwnsHead):
         learning = Learning(members, samples, before, backends, squared)
         # What compiled updates compute anyway is not computed twice.
         if backends is None or weight is not None or len(members) == 1:
-            learning.errors, learning.size = self._errors(features, targets, weight, squared)
+            learning.errors, learning.size = errors_of(members, features, targets, weight, squared)
 
         def write() -> None:
             learning.run()
@@ -431,31 +427,6 @@ class SelfTuning(OwnsHead):
                 replace(heads, [head + (value.detach() - own.detach()) for head in heads])
         return before
 
-    def _errors(
-        self, features: Tensor, targets: Tensor, weight: Tensor | None, squared: bool
-    ) -> tuple[list[float] | None, float]:
-        """The loss of every member at the samples, None without others, and the mean square of the targets."""
-        if len(self.members) == 1:
-            return None, 0.0
-        if not squared:
-            return [float(loss_of(member, features, targets, weight)) for member in self.members], 0.0
-        weights: Any
-        biases: Any
-        weights, biases = heads_of(self.members)
-        dtype = weights[0].dtype
-        if dtype.itemsize < 4:
-            dtype = torch.float32
-            weights, biases = ([part.to(dtype) for part in parts] for parts in (weights, biases))
-        x = features.detach().reshape(-1, features.shape[-1]).to(dtype)
-        y = targets.detach().reshape(len(x), -1).to(dtype)
-        errors = scores.squared_errors(weights, biases, x, y)
-        if weight is None:
-            mean = errors.mean(0)
-        else:
-            w = weight.detach().reshape(-1).to(dtype)
-            mean = (errors * w[:, None]).sum(0) / w.sum().clip(min=1e-30)
-        return mean.tolist(), float((y * y).mean())
-
     # ------------------------------------------------------------------ the scale of relative ridges
 
     def _scaled(self, features: Tensor) -> Progress:
@@ -475,26 +446,6 @@ class SelfTuning(OwnsHead):
             for member, given in zip(self.members, self._given, strict=True):
                 member._start_with(given.ridge)
             self._now = now
-
-
-def members_of(kind: type, **settings: Any) -> list[Any]:
-    """The members for one kind of solver, where settings that are given have one value."""
-    make: Any = kind
-    if kind not in (RLS, SoftmaxNewton, LogisticNewton):
-        raise TypeError(f"kind must be RLS, SoftmaxNewton or LogisticNewton, got {kind!r}: pass members instead")
-    if kind is not RLS:
-        return [make(**({"ridge": ridge} | settings)) for ridge in (RIDGES[:1] if "ridge" in settings else RIDGES)]
-    forgettings = [settings.pop("forgetting")] if "forgetting" in settings else FORGETTINGS
-    return [make(**({"ridge": "evidence", "forgetting": lam} | settings)) for lam in forgettings]
-
-
-def heaviest(member: Any, now: Progress) -> float:
-    """The ridge that weighs as much as `BATCHES` mean batches in the curvature; no limit for batches that are small."""
-    linear, n = member.linear, member.samples / max(now.steps, 1)
-    if not is_large(width(linear), int(n)):
-        return math.inf
-    unit = float(member._ridges(linear, join(linear).double(), 1.0)[0])
-    return float(BATCHES * n * now.scale / unit)
 
 
 def replace(heads: list[Tensor], values: list[Tensor]) -> None:

@@ -24,7 +24,6 @@ from sepsa.heads.math.cross_entropy import (
     both,
     class_factors,
     finish_large,
-    floor,
     is_large,
     learned,
     look_large,
@@ -101,8 +100,7 @@ class SoftmaxNewton(NewtonHead):
     # ------------------------------------------------------------------ state
 
     def _start(self, linear: nn.Linear) -> None:
-        device = linear.weight.device
-        W = parameters.join(linear).to(torch.float32 if device.type == "mps" else torch.float64)
+        W = parameters.start(linear, None)
         self._state = start(W, **self._derived(linear, W))
 
     def _derived(self, linear: nn.Linear, W: Tensor) -> dict[str, Tensor]:
@@ -110,12 +108,6 @@ class SoftmaxNewton(NewtonHead):
         check_count("class_weight", self.class_weight, classes, "a class")
         weights = W.new_tensor(self.class_weight or [1.0] * classes)
         return {"weights": weights, "ridge": self._ridges_now(linear, W, self.ridge)}
-
-    def _ridges(self, linear: nn.Linear, W: Tensor, ridge: float) -> Tensor:
-        return floor(parameters.ridges(linear, ridge, self.bias_ridge, W), len(W))
-
-    def _parts(self, state: CrossEntropyState) -> Sequence[CrossEntropyState]:
-        return [state]
 
     def _located(self) -> nn.Linear:
         if self._captured is not None:
@@ -131,7 +123,7 @@ class SoftmaxNewton(NewtonHead):
         return (state, *rest), head
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {
+        return vars(self) | {
             "_captured": None,
             "_recorded": None,
             "_bounds": None,

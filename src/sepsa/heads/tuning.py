@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,15 +12,29 @@ from torch import Tensor
 
 from sepsa.heads.base import health
 from sepsa.heads.base.newton import NewtonHead
+from sepsa.heads.base.parameters import heads_of, join, width
+from sepsa.heads.logistic import LogisticNewton
+from sepsa.heads.math import evidence
 from sepsa.heads.math import score as scores
+from sepsa.heads.math.cross_entropy import is_large
 from sepsa.heads.math.least_squares import SAMPLES, STEPS
 from sepsa.heads.math.score import Score
 from sepsa.heads.protocols import NotFinite
 from sepsa.heads.rls import RLS
+from sepsa.heads.softmax import SoftmaxNewton
 from sepsa.states import schema
 
 RESTS, SETTLED = -1, -2  # no comparison runs; none will run any more
 HISTORY_LIMIT = 1000
+# Members that are not active look at their ridges as if they had this forgetting: once in 64 updates.
+IDLE = 1 - 1 / (64 * evidence.CHECKS)
+# Of the members for least squares, whose ridges are by evidence; the first is active before any has made another error.
+FORGETTINGS = (1.0, 0.98, 0.9)
+# Ridges of the members for cross-entropy.
+RIDGES, START_RIDGE = (0.01, 0.3, 10.0, 300.0, 1e4), 10.0
+# In mini-batches of a deep network the loss at the next batch would let the ridge grow without end, because the body
+# changes the features anyway; benchmarks/language.py: from 3 batches on, an annealed head ends where it ends best.
+BATCHES = 3.0
 
 
 class Choice(NamedTuple):
@@ -40,6 +55,17 @@ class Progress(NamedTuple):
     scale: float = 0.0  # of the ridges; 0 before the first update
     started: int = 0  # the update before which the running comparison started, or `RESTS` or `SETTLED`
     history: tuple[Choice, ...] = ()
+
+
+def members_of(kind: type, **settings: Any) -> list[Any]:
+    """The members for one kind of solver, where settings that are given have one value."""
+    make: Any = kind
+    if kind not in (RLS, SoftmaxNewton, LogisticNewton):
+        raise TypeError(f"kind must be RLS, SoftmaxNewton or LogisticNewton, got {kind!r}: pass members instead")
+    if kind is not RLS:
+        return [make(**({"ridge": ridge} | settings)) for ridge in (RIDGES[:1] if "ridge" in settings else RIDGES)]
+    forgettings = [settings.pop("forgetting")] if "forgetting" in settings else FORGETTINGS
+    return [make(**({"ridge": "evidence", "forgetting": lam} | settings)) for lam in forgettings]
 
 
 def compiled_backends(members: Sequence[RLS], rows: int) -> list[Any] | None:
@@ -87,17 +113,21 @@ class Learning:
         if self.backends is None:
             for k, member in enumerate(self.members):
                 if not have[k]:
-                    self.refusals[k] = refusal(member, self.samples, self.squared)
+                    self.refusals[k] = refusal(member, self.samples, self.squared, self._schedule(k))
             return
         if not any(have):
             have = learn_together(self.members, self.backends, self.samples, self.lam_error)
         self.refusals[:] = [not one for one in have]
         for k, member in enumerate(self.members):
             if have[k] and member.ridge == "evidence":
-                member._choose_ridge(*self.known[k], float(self.lam_error[k, 0]))
+                member._choose_ridge(*self.known[k], max(float(self.lam_error[k, 0]), self._schedule(k)))
         if self.errors is None and len(self.members) > 1:
             targets = self.samples[1]
             self.errors, self.size = (self.lam_error[:, 1] / targets.numel()).tolist(), mean_square(targets)
+
+    def _schedule(self, k: int) -> float:
+        """The least forgetting by which a member looks at its ridge."""
+        return 0.0 if k == self.before.active else IDLE
 
 
 def settings_of(member: Any) -> tuple[float, float]:
@@ -106,13 +136,14 @@ def settings_of(member: Any) -> tuple[float, float]:
     return getattr(member, "forgetting", 1.0), ridge
 
 
-def refusal(member: Any, samples: Any, checked: bool) -> NotFinite | bool | None:
+def refusal(member: Any, samples: Any, checked: bool, schedule: float) -> NotFinite | bool | None:
     """Let a solver learn samples; an error, or True, for numbers that are not finite.
 
-    `checked`: the solver is an `RLS`, and its samples are checked already.
+    `checked`: the solver is an `RLS`, and its samples are checked already; it looks at its ridge as often as one with
+    the forgetting `schedule` at least.
     """
     if checked:
-        return not member._learn(*samples)
+        return not member._learn(*samples, schedule=schedule)
     try:
         member.update(*samples)
     except NotFinite as error:
@@ -126,6 +157,35 @@ def loss_of(member: Any, features: Tensor, targets: Tensor, weight: Tensor | Non
         return member._loss_at(features, targets, weight)
     loss: Tensor = member.loss(member.linear(features.detach().to(member.linear.weight.dtype)), targets)
     return loss
+
+
+def errors_of(
+    members: Sequence[Any], features: Tensor, targets: Tensor, weight: Tensor | None, squared: bool
+) -> tuple[list[float] | None, float]:
+    """The loss of every member at samples, None without others, and the mean square of the targets.
+
+    `squared`: the members are `RLS`, whose errors are computed together.
+    """
+    if len(members) == 1:
+        return None, 0.0
+    if not squared:
+        return [float(loss_of(member, features, targets, weight)) for member in members], 0.0
+    weights: Any
+    biases: Any
+    weights, biases = heads_of(members)
+    dtype = weights[0].dtype
+    if dtype.itemsize < 4:
+        dtype = torch.float32
+        weights, biases = ([part.to(dtype) for part in parts] for parts in (weights, biases))
+    x = features.detach().reshape(-1, features.shape[-1]).to(dtype)
+    y = targets.detach().reshape(len(x), -1).to(dtype)
+    errors = scores.squared_errors(weights, biases, x, y)
+    if weight is None:
+        mean = errors.mean(0)
+    else:
+        w = weight.detach().reshape(-1).to(dtype)
+        mean = (errors * w[:, None]).sum(0) / w.sum().clip(min=1e-30)
+    return mean.tolist(), float((y * y).mean())
 
 
 def mean_square(targets: Tensor) -> float:
@@ -147,6 +207,15 @@ def changed(now: Progress, active: int, members: Sequence[Any]) -> Progress:
         return now
     change = Choice(now.steps, *settings_of(members[active]))
     return now._replace(active=active, history=(*now.history, change)[-HISTORY_LIMIT:])
+
+
+def heaviest(member: Any, now: Progress) -> float:
+    """The ridge that weighs as much as `BATCHES` mean batches in the curvature; no limit for batches that are small."""
+    linear, n = member.linear, member.samples / max(now.steps, 1)
+    if not is_large(width(linear), int(n)):
+        return math.inf
+    unit = float(member._ridges(linear, join(linear).double(), 1.0)[0])
+    return float(BATCHES * n * now.scale / unit)
 
 
 def read_progress(saved: schema.Entries, learned: list[int]) -> Progress:

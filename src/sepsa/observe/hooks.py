@@ -188,6 +188,29 @@ def observers_of(model: nn.Module) -> Iterator[Any]:
                 yield observer
 
 
+class HeadNotReached(RuntimeError):
+    """The forward inside `observe` did not reach the head."""
+
+
+def not_reached(observer: Any) -> HeadNotReached:
+    """The error of a forward pass inside `observe` that did not reach the observer's head."""
+    if not hooks_of(observer.head, observer):
+        return HeadNotReached(
+            f"this SepSA no longer trains the head {observer.name!r}: a later SepSA took it over, or detach() was "
+            "called; observe with the later one, or make another"
+        )
+    if all(module is not observer.head for module in observer.model.modules()):
+        return HeadNotReached(
+            f"the model no longer has the head {observer.name!r} of this SepSA, which was replaced: nothing was "
+            "learned; make a new SepSA after changing the model"
+        )
+    return HeadNotReached(
+        f"the forward inside observe never reached the head {observer.name!r}: nothing was learned; run the model "
+        "of this SepSA (optimizer.model, not a later one or a copy) inside the context and in its thread, or name "
+        "the right head in SepSA(model, base, head=...)"
+    )
+
+
 def remove_hooks(module: nn.Module, observer: Any, kind: type[HeadHook] = HeadHook) -> None:
     """Remove an observer's hooks of a kind from `module`; with None those whose observer is gone, or of copies."""
     for hooks, others in (

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import math
 import warnings
+from operator import attrgetter
 from threading import get_ident
 from types import TracebackType
-from typing import Any, NamedTuple, cast, overload
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,19 +29,22 @@ from sepsa.heads.math.least_squares import copies
 from sepsa.observe import ranks
 from sepsa.observe.hooks import (
     HeadHook,
+    HeadNotReached,
     OutputHook,
     OutputProbe,
     hook_of,
-    hooks_of,
-    observers_of,
+    not_reached,
     remove_hooks,
 )
-from sepsa.observe.observation import Collection, Observation, Observations
+from sepsa.observe.observation import Observation
 from sepsa.observe.rates import Rates, ratio_of, seen
 from sepsa.observe.rows import check_dense, check_samples, draw, may_be_missing, observed_rows
 
 ROWS_PER_FEATURE = 8  # that a head remembers at least, where an epoch has fewer
 LEAST_FORGETTING = 0.5  # for batches that are half of an epoch or more
+# Attributes of an observer that a step changes.
+_COUNTERS = ("body_steps", "forgot", "observed", "expects_missing", "samples", "since_forgetting", "rates")
+_counters_of = attrgetter(*_COUNTERS)
 
 
 class HeadCheckpoint(NamedTuple):
@@ -51,49 +55,6 @@ class HeadCheckpoint(NamedTuple):
     forgetting: float | None  # where `samples_per_epoch` sets it
     generator: Tensor | None  # where rows are drawn
     statistics: list[tuple[Tensor, Tensor]]  # buffers of normalization layers, and copies of them
-
-
-@overload
-def observe(model: nn.Module, targets: Tensor, sample_weight: Tensor | None = None) -> Observation: ...
-@overload
-def observe(
-    model: nn.Module, targets: Collection, sample_weight: Tensor | Collection | None = None
-) -> Observations: ...
-def observe(model: nn.Module, targets: Any, sample_weight: Any = None) -> Observation | Observations:
-    """Return a context in which the heads of a model learn in its forward pass, as `SepSA.observe` does.
-
-    Choose it where the optimizer is not at hand, or is wrapped by a framework: the heads are found in the model.
-
-    Args:
-        model: The model of a SepSA, or a module around it.
-        targets: As for `SepSA.observe`.
-        sample_weight: As for `SepSA.observe`.
-
-    Returns:
-        A context manager for one forward pass through the model.
-
-    Examples:
-        >>> import sepsa, torch
-        >>> model = torch.nn.Linear(2, 1)
-        >>> optimizer = sepsa.SepSA(model, base=torch.optim.SGD)
-        >>> with sepsa.observe(model, torch.ones(5, 1)):
-        ...     outputs = model(torch.ones(5, 2))
-        >>> optimizer.solver.samples
-        5.0
-    """
-    observers = list(observers_of(model))
-    if not observers:
-        raise ValueError(
-            f"no SepSA trains a head of this {type(model).__name__}: make SepSA(model, base) first, keep a reference "
-            "to it, and pass that model or one around it"
-        )
-    if len(observers) == 1 and isinstance(targets, Tensor):
-        return Observation(observers[0], targets, sample_weight)
-    return Observations(observers, targets, sample_weight)
-
-
-class HeadNotReached(RuntimeError):
-    """The forward inside `observe` did not reach the head."""
 
 
 class Observer:
@@ -210,7 +171,7 @@ class Observer:
 
     def end(self, observation: Observation, error: BaseException | None, trace: TracebackType | None) -> None:
         """End the observation in progress; raises an error where the pass did not reach the head."""
-        missed = self._missed() if error is None and not observation.learned else error
+        missed = not_reached(self) if error is None and not observation.learned else error
         try:
             if observation.ranks and not (observation.reached or observation.idle) and isinstance(missed, Exception):
                 ranks.report_failure(self, missed, None if isinstance(missed, HeadNotReached) else trace)
@@ -230,23 +191,6 @@ class Observer:
         probe, self.probe = self.probe, None
         if probe is not None:
             probe.judge(self.name, observation.observed)
-
-    def _missed(self) -> HeadNotReached:
-        if not hooks_of(self.head, self):
-            return HeadNotReached(
-                f"this SepSA no longer trains the head {self.name!r}: a later SepSA took it over, or detach() was "
-                "called; observe with the later one, or make another"
-            )
-        if all(module is not self.head for module in self.model.modules()):
-            return HeadNotReached(
-                f"the model no longer has the head {self.name!r} of this SepSA, which was replaced: nothing was "
-                "learned; make a new SepSA after changing the model"
-            )
-        return HeadNotReached(
-            f"the forward inside observe never reached the head {self.name!r}: nothing was learned; run the model "
-            "of this SepSA (optimizer.model, not a later one or a copy) inside the context and in its thread, or name "
-            "the right head in SepSA(model, base, head=...)"
-        )
 
     def observing(self) -> Observation | None:
         """The observation in progress to which a pass in this thread belongs, if any."""
@@ -450,15 +394,7 @@ class Observer:
             state = self.solver.state_dict(), [parameter.detach().clone() for parameter in self.head.parameters()]
         return HeadCheckpoint(
             state,
-            (
-                self.body_steps,
-                self.forgot,
-                self.observed,
-                self.expects_missing,
-                self.samples,
-                self.since_forgetting,
-                self.rates,
-            ),
+            _counters_of(self),
             None if self.samples_per_epoch is None else cast(Any, self.solver).forgetting,
             None if self.head_fraction == 1.0 else self.generator.get_state(),
             self._statistics() if statistics and self.normalizations else [],
@@ -480,8 +416,8 @@ class Observer:
             self.solver.load_state_dict(state)
             for parameter, before in zip(self.head.parameters(), parameters, strict=True):
                 parameter.detach().copy_(before)
-        _, self.forgot, self.observed, self.expects_missing, self.samples, *rest = checkpoint.counters
-        self.since_forgetting, self.rates = rest
+        for name, value in zip(_COUNTERS, checkpoint.counters, strict=True):
+            setattr(self, name, value)
         if checkpoint.forgetting is not None:
             cast(Any, self.solver).forgetting = checkpoint.forgetting
         if checkpoint.generator is not None:
@@ -494,10 +430,10 @@ class Observer:
     def __getstate__(self) -> dict[str, Any]:
         own = {"generator": self.generator.get_state(), "current": None, "sharded": None, "joined": None}
         group = {"process_group": self.process_group if self.process_group in ("auto", None) else "auto"}
-        return self.__dict__ | own | group
+        return vars(self) | own | group
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        vars(self).update(state)
         self.generator = torch.Generator()
         self.generator.set_state(state["generator"])
         self.attach()

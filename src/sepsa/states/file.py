@@ -24,12 +24,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from sepsa._version import __version__
 from sepsa.states.output import remove_unfinished, replace
-from sepsa.states.tree import CODES, SIZES, Decoder, Tree
+from sepsa.states.tensors import code_of, is_tensor
+from sepsa.states.tree import SIZES, Decoder, Tree
 
 FORMAT = 1
 FIRST = b'{"__metadata__":{"sepsa":'  # behind the length
@@ -146,7 +145,9 @@ def older(target: Path, age: int) -> Path:
 
 def view(array: Any) -> memoryview:
     """The bytes of an array or tensor, without a copy where it is contiguous and on the CPU."""
-    if isinstance(array, Tensor):
+    if is_tensor(array):
+        import torch
+
         values = array.detach().cpu().contiguous().reshape(-1)
         array = (values.view(torch.uint8) if values.numel() else values.to(torch.uint8)).numpy()
     flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -165,7 +166,7 @@ def encode(kind: str, configuration: Any, state: Any, position: Any) -> tuple[by
         "position": tree.encode(position, "position"),
         "state": tree.encode(state, "state"),
         "tensors": {
-            str(i): {"dtype": CODES[array.dtype], "shape": list(array.shape), "crc32": zlib.crc32(view(array))}
+            str(i): {"dtype": code_of(array.dtype), "shape": list(array.shape), "crc32": zlib.crc32(view(array))}
             for i, array in enumerate(tree.tensors)
         },
     }

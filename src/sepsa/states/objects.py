@@ -14,13 +14,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from torch import Tensor
-
 from sepsa._version import __version__
 from sepsa.states import REGISTERED_BY
 from sepsa.states.file import CheckpointError, Header, encode, lock, read, read_path, view, write
 from sepsa.states.output import is_device
 from sepsa.states.schema import limited_memory
+from sepsa.states.tensors import is_tensor
 from sepsa.states.tree import not_finite
 from sepsa.validation import at_least
 
@@ -305,9 +304,7 @@ def class_name(what: Any) -> str:
 
 
 # The errors that a state raises whose checksums are right and whose content is wrong or of another object.
-MISFITS = (
-    ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError, OverflowError, MemoryError,
-)  # fmt: skip
+MISFITS = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError, MemoryError)
 
 
 def unpack(header: Header, state: Any, into: Any, name: str) -> Any:
@@ -390,7 +387,7 @@ def load_into(given: Any, state: Any) -> None:
         odd = sorted(set(own) ^ set(saved))
         raise CheckpointError(f"the checkpoint belongs to another model: {odd or 'its parts in another order'}")
     for key, value in own.items():
-        if isinstance(value, Tensor) and (value.shape != saved[key].shape or value.dtype != saved[key].dtype):
+        if is_tensor(value) and (value.shape != saved[key].shape or value.dtype != saved[key].dtype):
             raise CheckpointError(
                 f"the checkpoint has {key} as {saved[key].dtype} {tuple(saved[key].shape)}, "
                 f"this model as {value.dtype} {tuple(value.shape)}"

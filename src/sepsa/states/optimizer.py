@@ -15,11 +15,8 @@ from sepsa.states.schema import Entries, brief, check_array, damaged, read, sett
 from sepsa.validation import in_range, is_number
 
 # Entries of torch's own optimizers that have the parameter's shape, and those that are squares.
-_LIKE_PARAMETER = {
-    "acc_delta", "ax", "exp_avg", "exp_avg_sq", "exp_inf", "grad_avg", "max_exp_avg_sq", "momentum_buffer",
-    "prev", "square_avg", "sum",
-}  # fmt: skip
 _NOT_NEGATIVE = {"acc_delta", "exp_avg_sq", "exp_inf", "max_exp_avg_sq", "square_avg", "step", "sum"}
+_LIKE_PARAMETER = {"ax", "exp_avg", "grad_avg", "momentum_buffer", "prev"} | _NOT_NEGATIVE - {"step"}
 # Entries of which a parameter has all or none, besides the step: of Adam, of Adamax, of RMSprop.
 _COMPLETE = ({"step", "exp_avg", "exp_avg_sq"}, {"step", "exp_avg", "exp_inf"}, {"step", "square_avg"})
 

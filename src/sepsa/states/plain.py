@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Hashable
 from typing import Any
 
@@ -78,3 +79,15 @@ def unpack_labels(state: Entries, key: str) -> dict[Hashable, int]:
     if len(positions) != len(labels):
         raise state.damaged(key, "distinct labels", labels)
     return positions
+
+
+def packed(key: Hashable) -> str:
+    """A key or an identifier as a line of text; 1, True and 1.0 are three keys, NumPy's 1 is the first."""
+    return json.dumps(pack_label(plain(key)))
+
+
+def plain(key: Hashable) -> Any:
+    """The key with Python values for NumPy's scalars."""
+    if isinstance(key, tuple):
+        return tuple(plain(part) for part in key)
+    return key.item() if isinstance(key, np.generic) else key

@@ -13,14 +13,16 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import torch
-from torch import Tensor
+
+from sepsa.states.tensors import is_tensor
 
 if TYPE_CHECKING:
+    import torch
     from numpy.typing import NDArray
+    from torch import Tensor
 
 Shape: TypeAlias = tuple[int | None, ...]  # None: any length
-DType: TypeAlias = torch.dtype | np.dtype[Any]
+DType: TypeAlias = "torch.dtype | np.dtype[Any]"
 LARGEST_FLOAT = sys.float_info.max
 LARGEST_INTEGER = 2**63 - 1
 SMALL = 1 << 28  # bytes of a model that any checkpoint may build, as one of wide layers that has learned nothing
@@ -85,6 +87,8 @@ class Entries:
 
     def tensor(self, key: Any, shape: Shape, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
         """A contiguous copy of a dense, finite tensor, on `device` if given; None in a shape is any length."""
+        import torch
+
         check_array(self.path(key), self[key], shape, dtype)
         copy: Tensor = self[key].detach().to(copy=True, memory_format=torch.contiguous_format)
         return copy if device is None else copy.to(device)
@@ -110,6 +114,13 @@ class Entries:
     def entries(self, key: Any, keys: Set[str]) -> Entries:
         """The entries of a dict that has these keys and no others."""
         return read(self.path(key), self[key], keys)
+
+    def texts(self, key: Any) -> list[str]:
+        """A list of distinct strings."""
+        values: list[str] = self.items(key).values
+        if not all(type(value) is str for value in values) or len(set(values)) < len(values):
+            raise self.damaged(key, "distinct texts", brief(values))
+        return values
 
     def items(self, key: Any, count: int | None = None) -> Entries:
         """The items of a list or tuple, `count` of them if given."""
@@ -140,9 +151,11 @@ def check_array(
     name: str, value: Any, shape: Shape, dtype: DType, *, low: float = -math.inf, missing: bool = False
 ) -> None:
     """Check that this is a dense tensor (for a NumPy dtype an array) of this shape, finite and at least `low`."""
-    library: Any = torch if isinstance(dtype, torch.dtype) else np
-    kind = "a tensor" if library is torch else "an array"
-    fits = isinstance(value, Tensor if library is torch else np.ndarray) and not getattr(value, "is_nested", False)
+    library: Any = np
+    if not isinstance(dtype, np.dtype):
+        import torch as library
+    kind = "an array" if library is np else "a tensor"
+    fits = isinstance(value, np.ndarray) if library is np else is_tensor(value) and not value.is_nested
     if (
         not fits
         or len(value.shape) != len(shape)
@@ -153,7 +166,7 @@ def check_array(
         raise ValueError(
             f"{name} must be {kind} of shape {expected}, got {got}: the checkpoint belongs to a model of another size"
         )
-    if value.dtype != dtype or (library is torch and (value.layout is not torch.strided or value.is_meta)):
+    if value.dtype != dtype or (library is not np and (value.layout is not library.strided or value.is_meta)):
         raise damaged(name, f"{kind} of {dtype} in dense layout", kind_of(value))
     good = library.isfinite(value) | library.isnan(value) if missing else library.isfinite(value)
     if not bool(good.all()) or (low > -math.inf and bool((value < low).any())):
@@ -192,7 +205,7 @@ def kind_of(value: object) -> str:
     """The type of a value in an error, with the dtype of an array or tensor."""
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype}"
-    if not isinstance(value, Tensor):
+    if not is_tensor(value):
         return type(value).__name__
     if value.is_nested:
         return "a nested tensor"

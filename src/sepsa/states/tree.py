@@ -8,27 +8,22 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-# The names that safetensors gives to dtypes.
-NUMPY = {
-    "F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64, "I32": np.int32, "I16": np.int16,
-    "I8": np.int8, "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_,
-}  # fmt: skip
-TORCH = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
-CODES: dict[Any, str] = {np.dtype(kind): code for code, kind in NUMPY.items()} | {v: k for k, v in TORCH.items()}
+from sepsa.states.tensors import NAMES, code_of, is_tensor, is_torch_dtype, torch_dtype
+
+NUMPY = {code: np.dtype(name).type for code, name in NAMES.items() if code != "BF16"}
 SIZES = {code: np.dtype(kind).itemsize for code, kind in NUMPY.items()} | {"BF16": 2}
 PLAIN = {type(None), bool, int, float, str}  # JSON as they are
 TYPES = {"bool": bool, "int": int, "float": float, "str": str}
 # The values that their tag and content alone determine.
 DECODERS: dict[str, Callable[[Any], Any]] = {
-    "float": float, "str_": np.str_, "bytes": lambda text: base64.b64decode(text, validate=True),
-    "torch.dtype": TORCH.__getitem__, "numpy.dtype": NUMPY.__getitem__, "type": TYPES.__getitem__,
-}  # fmt: skip
+    "float": float,
+    "str_": np.str_,
+    "bytes": lambda text: base64.b64decode(text, validate=True),
+    "torch.dtype": torch_dtype,
+    "numpy.dtype": NUMPY.__getitem__,
+    "type": TYPES.__getitem__,
+}
 
 
 class Tree:
@@ -55,8 +50,8 @@ class Tree:
             return ["tuple" if isinstance(value, tuple) else "list", items]
         if isinstance(value, bytes):
             return ["bytes", base64.b64encode(value).decode()]
-        if isinstance(value, Tensor):
-            if value.dtype not in CODES or value.layout != torch.strided:
+        if is_tensor(value):
+            if code_of(value.dtype) is None or str(value.layout) != "torch.strided":
                 raise TypeError(f"{where} must be a dense real tensor to be saved, got {value.dtype}, {value.layout}")
             return ["tensor", self._index(value)]
         if isinstance(value, np.ndarray):
@@ -65,10 +60,10 @@ class Tree:
             return ["str_", str(value)]
         if isinstance(value, np.generic):
             return ["generic", self.encode(np.asarray(value), where)]
-        if isinstance(value, torch.dtype) and value in CODES:
-            return ["torch.dtype", CODES[value]]
-        if isinstance(value, type) and issubclass(value, np.generic) and np.dtype(value) in CODES:
-            return ["numpy.dtype", CODES[np.dtype(value)]]
+        if is_torch_dtype(value) and code_of(value):
+            return ["torch.dtype", code_of(value)]
+        if isinstance(value, type) and issubclass(value, np.generic) and code_of(np.dtype(value)):
+            return ["numpy.dtype", code_of(np.dtype(value))]
         if isinstance(value, type) and value in TYPES.values():
             return ["type", value.__name__]
         raise TypeError(
@@ -78,7 +73,7 @@ class Tree:
 
     def _array(self, value: np.ndarray[Any, Any], where: str) -> Any:
         native = value.dtype.newbyteorder("=")
-        if native in CODES:
+        if code_of(native):
             return ["array", self._index(np.asarray(value, native, order="C"))]
         if native.kind == "U":
             width = native.itemsize // 4 or 1
@@ -116,8 +111,10 @@ class Decoder:
             plain = set(map(type, content)) <= PLAIN  # most long lists are, and so take no call for each item
             return (list if tag == "list" else tuple)(content if plain else map(self, content))
         if tag == "tensor":
+            import torch
+
             raw, entry = self._raw(content)
-            dtype = TORCH[entry["dtype"]]
+            dtype = torch_dtype(entry["dtype"])
             flat = torch.from_numpy(raw).view(dtype) if raw.size else torch.empty(0, dtype=dtype)
             return flat.reshape(entry["shape"])
         if tag == "array":
@@ -148,7 +145,7 @@ def not_finite(state: Any, path: str = "state") -> Iterator[str]:
 
     The first rows of a stream learner are left out: they are data, in which NaN is a missing value.
     """
-    if isinstance(state, Tensor):
+    if is_tensor(state):
         if not bool(state.isfinite().all()):
             yield path
     elif isinstance(state, np.ndarray):
@@ -162,7 +159,7 @@ def not_finite(state: Any, path: str = "state") -> Iterator[str]:
 
 def tensors_of(state: Any) -> Iterator[Any]:
     """Every array and tensor in a nested state."""
-    if isinstance(state, (Tensor, np.ndarray)):
+    if isinstance(state, np.ndarray) or is_tensor(state):
         yield state
     elif isinstance(state, (Mapping, list, tuple)):
         for value in state.values() if isinstance(state, Mapping) else state:

@@ -8,9 +8,9 @@ them. Where rows are many, three learners are enough, each without its tenth.
 A pass takes the rows in random order, in mini-batches; over T passes the body's rate falls as cos from `rate` to zero
 and the head forgets by `forgetting` per mini-batch, because its curvature is that of features which have moved since.
 T is tried in factors of four, each time from the start, as a rate that has fallen cannot be continued; the trials end
-with the first that raises the squared error on rows left out. These passes are the network's: the other experts learn
-each row twice, one row after the other as in a stream, then trees are boosted on all rows that they keep; the mixture
-is that of `sepsa.stream.stacking`.
+with the first that raises the squared error on rows left out, or does not lower it. These passes are the network's: the
+other experts learn before them, few rows twice, one row after the other as in a stream, then trees are boosted on all
+rows that they keep; the mixture is that of `sepsa.stream.stacking`.
 
 The variance of a target about the committee's mean is σ² (1 + c φᵀBφ), with φᵀBφ of the head's curvature. c is that
 under which the errors on rows left out are most likely as normal errors, and σ² holds nine tenths of them. These are
@@ -23,30 +23,36 @@ import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sepsa.heads.protocols import NotFinite
+from sepsa.progress import Progress
 from sepsa.stream.committee import Committee
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.learner import StreamLearner
 from sepsa.stream.rows import dense, row_parts
 from sepsa.stream.scales import bounded, moments, reciprocal
 from sepsa.stream.stacking import Mixture
+from sepsa.validation import NotFinite
 
 FOLDS = 10
-MEMBERS = (3, 10)  # the least and the most; ROWS_OF_MEMBERS / rows in between
+MEMBERS = (3, 8)  # the least and the most; ROWS_OF_MEMBERS / rows in between
 ROWS_OF_MEMBERS = 15_000
 VISITS = 1_200_000  # of rows, over all learners and passes, by a small compiled network: some seconds
 TOLERANCE = 1.02  # of a longer trial's squared error: what makes it worse for one learner is averaged out in several
 ENOUGH = 250  # rows left out determine σ to 4 %, where the folds have no other use
 TRIALS = (64, 16, 4, 1)  # the most passes divided by this
+PROBES = 2  # members by which more passes are tried first, where there are more than the least
+LOWER, LOWER_ALONE = 0.99, 0.95  # factors of the error, and of that of the networks alone, by which it must have fallen
 COMPARED = 500  # rows on which members are compared
 INFLATIONS = [2.0**k for k in range(17)]
 NINE_TENTHS = 1.6448536269514722  # standard deviations within which nine tenths of a normal distribution lie
 
+LONG = 5.0  # seconds after which a terminal has a bar: of the most passes, of which trials may save some
+MANY = 3000  # rows that experts other than the network learn once
 FORGET_EVERY = 8  # mini-batches, by λ⁸ at once: restoring the ridge each time costs a mini-batch or two
 RATE = 0.01
 FORGETTING = 0.98
@@ -80,8 +86,9 @@ class Schedule(NamedTuple):
     forgetting: float = FORGETTING
     batch: int | None = None  # None: by the number of rows
     visits: int = VISITS
-    expert_passes: int = 2  # of the experts other than the network
+    expert_passes: int = 2  # of the experts other than the network, over few rows; one over `MANY`
     verbose: bool = False  # whether to print a line for each pass of the first learner, and one for each trial
+    progress: Progress | None = None  # of visits of rows
 
     def trials(self, rows: int, learners: int) -> list[int]:
         """The numbers of passes to try, so that all trials together visit no more rows than allowed."""
@@ -110,12 +117,20 @@ class FitResult(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """Networks after some number of passes, and their predictions and φᵀBφ of the rows that each left out."""
+    """Learners after some number of passes, and their predictions and φᵀBφ of the rows that each left out."""
 
     passes: int
-    members: list[StreamLearner]
+    networks: list[StreamLearner]
     means: Floats
     leverages: Floats
+    mixture: Mixture | None  # where there are other experts than the network
+    error: float  # squared, of the predictions
+    alone: float  # that of the networks, without the other experts
+
+    def falls(self, before: Trial | None) -> bool:
+        """Whether the error has fallen, or that of the networks: they may be still too poor to count among experts."""
+        first = before is None or not math.isfinite(before.error)
+        return first or self.error < LOWER * before.error or self.alone < LOWER_ALONE * before.alone  # type: ignore[union-attr]
 
 
 def fit(
@@ -149,28 +164,32 @@ def fit(
     compared = table._replace(Y=bounded(table.Y)) if robust else table
     left_out = compared.rows(np.concatenate(folds))
     trials = schedule.trials(n, len(folds) + together) if early_stopping else [schedule.passes]
-    passes, members, means, leverages = best_trial(new_network, table, compared, folds, schedule, trials, threads, rng)
-    mixture = None
+    experts = None
     if new_mixture is not None:
-        members = teach_experts(new_mixture, members, table, folds, schedule.expert_passes, threads, rng)
-        mixture = Mixture.of(members, *left_out, [len(fold) for fold in folds])
-        means = mixture.predictions
+        experts = teach_experts(new_mixture, table, folds, schedule, threads, rng)
+    progress = Progress("sepsa: fit:", n * len(folds) * sum(trials), after=LONG)
+    schedule = schedule._replace(progress=progress)
+    trial = best_trial(new_network, experts, table, compared, folds, schedule, trials, threads, rng)
+    members = trial.networks if experts is None else with_networks(experts, trial.networks)
     if together:
-        members = trained_on_all(new_network, new_mixture, table, schedule._replace(passes=passes), rng)
+        members = trained_on_all(new_network, new_mixture, table, schedule._replace(passes=trial.passes), rng)
     # `set_effective_samples` makes one pass of many, and B larger by as much.
-    leverages = leverages * max(1.0, members[0].engine.samples / share)
-    for member in members if mixture is not None else ():
-        member.engine.set_mixture(mixture.evidence, mixture.parts)  # type: ignore[attr-defined, union-attr]
-    errors = left_out.Y - means
+    leverages = trial.leverages * max(1.0, members[0].engine.samples / share)
+    if trial.mixture is not None:
+        for member in members:
+            member.engine.set_mixture(trial.mixture.evidence, trial.mixture.parts)  # type: ignore[attr-defined]
+    errors = left_out.Y - trial.means
     errors *= averaged(members, left_out.X, errors)
     noise, inflation = likeliest(errors, leverages, left_out.weight)
     for member in members:
         member.set_effective_samples(share, noise)
-    return FitResult(Committee(members, inflation), passes, np.concatenate(folds), means)
+    progress.finish()
+    return FitResult(Committee(members, inflation), trial.passes, np.concatenate(folds), trial.means)
 
 
 def best_trial(
     new_network: NewLearner,
+    experts: list[StreamLearner] | None,
     table: Table,
     compared: Table,
     folds: list[Fold],
@@ -179,38 +198,78 @@ def best_trial(
     threads: int,
     rng: np.random.RandomState,
 ) -> Trial:
-    """The networks, trained without a fold each, of the last number of passes that did not raise their error there.
+    """Networks, trained without a fold each, of the last number of passes that did not raise the error there.
 
-    `compared` has the targets by which errors are measured.
+    With `experts`, it is the error of their mixture with the networks. More passes are tried while they lower it; where
+    there are many members, by a few of them first. `compared` has the targets by which errors are measured.
     """
-    left_out = compared.rows(np.concatenate(folds))
-    lowest, best = np.inf, None
+    some = PROBES if len(folds) > MEMBERS[0] else 0
+    best: Trial | None = None
+    judge = partial(judged, experts=experts, compared=compared, folds=folds)
     for passes in trials:
+        draws = [RandomDraws.draw(rng, len(table.Y) - len(fold), passes) for fold in folds]
+        train_some = partial(train_members, new_network, table, schedule._replace(passes=passes), threads)
         try:
-            members = train_members(new_network, table, folds, schedule._replace(passes=passes), threads, rng)
+            networks = train_some(folds[:some], draws[:some])
+            if best is not None and some:
+                before = judge(best.passes, best.networks[:some])
+                if not judge(passes, networks).falls(before):
+                    break
+            networks += train_some(folds[some:], draws[some:])
         except NotFinite:
             if best is None:
                 raise
             break  # the trial with fewer passes is kept
-        parts = [
-            member.predict_with_leverage(part)
-            for member, fold in zip(members, folds, strict=True)
-            for _, part in row_parts(table.X[fold])
-        ]
-        means, leverages = (np.concatenate(part) for part in zip(*parts, strict=True))
-        gain = error_weights(members[0], compared)
-        with np.errstate(all="ignore"):
-            error = np.average((left_out.Y - means) ** 2 @ gain, weights=left_out.weight)
+        trial = judge(passes, networks)
         if schedule.verbose:
-            print(f"{passes} passes: squared error {error:.4g} on rows left out")
-        if not error < TOLERANCE * lowest:
+            print(f"{passes} passes: squared error {trial.error:.4g} on rows left out")
+        if not trial.error < TOLERANCE * (np.inf if best is None else best.error):
             break
-        lowest, best = min(error, lowest), Trial(passes, members, means, leverages)
+        falls, best = trial.falls(best), trial
+        if not falls:
+            break
     if best is None:
         raise NotFinite(
             "the errors on rows left out are not finite: nothing was learned; lower learning_rate, or rescale X and y"
         )
     return best
+
+
+def judged(
+    passes: int,
+    networks: list[StreamLearner],
+    *,
+    experts: list[StreamLearner] | None,
+    compared: Table,
+    folds: list[Fold],
+) -> Trial:
+    """What networks, with `experts` if given, predict of the rows that each left out, the first of these folds."""
+    folds = folds[: len(networks)]
+    left_out = compared.rows(np.concatenate(folds))
+    parts = [
+        network.predict_with_leverage(part)
+        for network, fold in zip(networks, folds, strict=True)
+        for _, part in row_parts(compared.X[fold])
+    ]
+    alone, leverages = (np.concatenate(part) for part in zip(*parts, strict=True))
+    means, mixture = alone, None
+    if experts is not None:
+        members = with_networks(experts, networks)
+        mixture = Mixture.of(members, *left_out, [len(fold) for fold in folds])
+        means = mixture.predictions
+    gain = error_weights(networks[0], compared)
+    with np.errstate(all="ignore"):
+        squares = [(left_out.Y - each) ** 2 @ gain for each in (means, alone)]
+    errors = [float(np.average(each, weights=left_out.weight)) for each in squares]
+    return Trial(passes, networks, means, leverages, mixture, *errors)
+
+
+def with_networks(experts: list[StreamLearner], networks: list[StreamLearner]) -> list[StreamLearner]:
+    """The first learners of these, which have taken the networks."""
+    members = experts[: len(networks)]
+    for member, network in zip(members, networks, strict=True):
+        member.take_network(network)
+    return members
 
 
 def batch_size(rows: int) -> int:
@@ -222,13 +281,12 @@ def batch_size(rows: int) -> int:
 def train_members(
     new_network: NewLearner,
     table: Table,
-    folds: list[Fold],
     schedule: Schedule,
     threads: int,
-    rng: np.random.RandomState,
+    folds: list[Fold],
+    draws: list[RandomDraws],
 ) -> list[StreamLearner]:
     """A network for each fold, trained on all other rows."""
-    draws = [RandomDraws.draw(rng, len(table.Y) - len(fold), schedule.passes) for fold in folds]
 
     def member(k: int, stop: threading.Event) -> StreamLearner:
         mine = schedule._replace(verbose=schedule.verbose and k == 0)
@@ -239,26 +297,25 @@ def train_members(
 
 def teach_experts(
     new_mixture: NewLearner,
-    networks: list[StreamLearner],
     table: Table,
     folds: list[Fold],
-    passes: int,
+    schedule: Schedule,
     threads: int,
     rng: np.random.RandomState,
 ) -> list[StreamLearner]:
-    """Learners with these networks, and experts that have learned all rows but a fold in passes of random order."""
+    """Learners whose experts have learned all rows but a fold in passes of random order; they need a network."""
+    passes = schedule.expert_passes if len(table.Y) < MANY else 1
     draws = [RandomDraws.draw(rng, len(table.Y) - len(fold), passes) for fold in folds]
 
     def member(k: int, stop: threading.Event) -> StreamLearner:
         rest = table.without(folds[k])
         learner = new_mixture(draws[k].seed)
         learner.fit_scales(*rest)
-        for X, Y, weight in map(rest.rows, draws[k].orders):
-            for some, part in row_parts(X, learner.engine.batch_size):
-                if not stop.is_set():
-                    learner.learn(part, Y[some], weight[some])
-        learner.take_network(networks[k])
-        learner.engine.boost_trees()  # type: ignore[attr-defined]
+        X, Y, weight = rest.rows(np.concatenate(draws[k].orders))
+        for some, part in row_parts(X, learner.engine.batch_size):
+            if not stop.is_set():
+                learner.learn(part, Y[some], weight[some])
+        learner.engine.fit_experts()  # type: ignore[attr-defined]
         return learner
 
     return in_threads(member, len(folds), threads)
@@ -267,7 +324,7 @@ def teach_experts(
 def in_threads(job: Callable[[int, threading.Event], StreamLearner], count: int, threads: int) -> list[StreamLearner]:
     """The results of a job for 0 to count - 1, in threads: the kernels release the interpreter's lock."""
     stop = threading.Event()
-    if threads == 1 or count == 1:
+    if threads == 1 or count <= 1:
         return [job(k, stop) for k in range(count)]
     with ThreadPoolExecutor(min(threads, count)) as pool:
         futures = [pool.submit(job, k, stop) for k in range(count)]
@@ -287,11 +344,13 @@ def trained_on_all(
     rng: np.random.RandomState,
 ) -> list[StreamLearner]:
     """One learner trained on all rows, in a list."""
-    learners = [train(new_network, table, schedule, RandomDraws.draw(rng, len(table.Y), schedule.passes))]
-    none: list[Fold] = [np.empty(0, np.intp)]
+    network = train(new_network, table, schedule, RandomDraws.draw(rng, len(table.Y), schedule.passes))
     if new_mixture is None:
-        return learners
-    return teach_experts(new_mixture, learners, table, none, schedule.expert_passes, 1, rng)
+        return [network]
+    none: list[Fold] = [np.empty(0, np.intp)]
+    (learner,) = teach_experts(new_mixture, table, none, schedule, 1, rng)
+    learner.take_network(network)
+    return [learner]
 
 
 def train(
@@ -322,6 +381,8 @@ def train(
                     before = learner.learn(dense(X[part]), Y[part], weight[part])
                     if schedule.verbose:
                         loss += float(weight[part] @ ((before - Y[part]) ** 2 @ gain))
+        if schedule.progress is not None:
+            schedule.progress.advance(len(Y))
         if schedule.verbose:
             print(f"-- Pass {done + 1} of {schedule.passes}: squared error {loss / weight.sum():.4g} before learning")
     learner.engine.set_schedule(*after)

@@ -164,7 +164,7 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
         if self._encoder is not None:
             rows = Rows(*self._encoder.learn_means(rows.X, Y, rows.new_inputs, shuffled=False))
         self._learner, before = learn_rows(
-            getattr(self, "_learner", None),
+            self._learner.copy() if hasattr(self, "_learner") else None,
             new_learner,
             rows.X,
             Y,

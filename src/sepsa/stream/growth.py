@@ -6,7 +6,8 @@ gives what its rows would give one by one. `Engine.resize` explains why that is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -30,35 +31,10 @@ class NewInput(NamedTuple):
     typical: float = 0.7
 
 
-def grow_along(
-    learner: StreamLearner | None,
-    new_learner: Callable[[int, int], StreamLearner],
-    rows: int,
-    new_inputs: Sequence[NewInput],
-    output_rows: Sequence[int],
-    predict: Callable[[StreamLearner, int], None],
-    told: int = 0,
-) -> Iterator[tuple[int, int, StreamLearner]]:
-    """Yield start, stop and the learner, grown in place, for each part of the rows in which nothing arrives.
-
-    `new_inputs` are in the order of their rows; `output_rows` are the rows that need one more output each, beside the
-    learner's and those up to the number `told` before the first row. Such a row is predicted without that output:
-    `predict` gets the learner before it is added, and the number of the row.
-    """
-    known_inputs, known_outputs = (0, told) if learner is None else (learner.engine.inputs, learner.engine.outputs)
-    known_outputs = max(known_outputs, told)
-    cuts = sorted({0, *(new.row for new in new_inputs), *output_rows})
-    for start, stop in zip(cuts, [*cuts[1:], rows], strict=True):
-        inputs = sum(new.row <= start for new in new_inputs)
-        outputs = known_outputs + sum(row <= start for row in output_rows)
-        if learner is None:
-            learner = new_learner(inputs, known_outputs or outputs)
-        arriving = new_inputs[learner.engine.inputs - known_inputs : inputs]
-        learner.grow([(new.mean, new.scale, new.typical) for new in arriving], known_outputs)
-        if outputs > learner.engine.outputs:
-            predict(learner, start)
-            learner.grow((), outputs)
-        yield start, stop, learner
+def learn_part(learner: Any, some: slice, X: Floats, Y: Floats, weight: Floats) -> Floats:
+    """Learn some rows, in which nothing arrives; returns the predictions made before."""
+    before: Floats = learner.learn(X, Y, weight)
+    return before
 
 
 def learn_rows(
@@ -71,31 +47,44 @@ def learn_rows(
     output_rows: Sequence[int] = (),
     told: int = 0,
     batch: int = 1,
+    learn: Callable[[Any, slice, Floats, Floats, Floats], Floats] = learn_part,
 ) -> tuple[Any, Floats]:
-    """A learner that has learned the rows of X, dense or CSR, and Y in order, and the predictions made before each.
+    """The learner, or committee, after the rows of X, dense or CSR, and Y in order, and the predictions before each.
 
-    The given learner, or committee, does not change. A prediction is 0 for an output that was not there yet. What a row
-    needs enters with its batch, the rows of which are predicted without a new output.
+    It learns in place, a new one where it is None. `new_inputs` are in the order of their rows; `output_rows` are the
+    rows that need one more output each, beside the learner's and those up to the number `told` before the first row.
+    What a row needs enters with its batch, the rows of which are predicted by a copy without the new output: a
+    prediction is 0 for an output that was not there yet. `learn` learns the rows of a part.
     """
-    learner = None if learner is None else learner.copy()
-    before, ahead = np.zeros(Y.shape), dict[int, Floats]()
-
-    def predict(known: StreamLearner, start: int) -> None:
-        some, outputs = slice(start, start + batch), known.engine.outputs
-        rows = np.ascontiguousarray(dense(X[some])[:, : known.engine.inputs])
-        ahead[start] = known.copy().learn(rows, np.ascontiguousarray(Y[some, :outputs]), weight[some])
-
     new_inputs = [new._replace(row=new.row // batch * batch) for new in new_inputs]
     output_rows = [row // batch * batch for row in output_rows]
-    for start, stop, grown in grow_along(learner, new_learner, len(Y), new_inputs, output_rows, predict, told):
-        learner, inputs, outputs = grown, grown.engine.inputs, grown.engine.outputs
-        targets, weights, out = Y[start:stop, :outputs], weight[start:stop], before[start:stop, :outputs]
+    known_inputs, known = (0, 0) if learner is None else (learner.engine.inputs, learner.engine.outputs)
+    known, before, ahead = max(known, told), np.zeros(Y.shape), dict[int, Floats]()
+    cuts = sorted({0, *(new.row for new in new_inputs), *output_rows})
+    for start, stop in pairwise([*cuts, len(Y)]):
+        inputs = sum(new.row <= start for new in new_inputs)
+        outputs = known + sum(row <= start for row in output_rows)
+        if learner is None:
+            learner = new_learner(inputs, known or outputs)
+        arriving = new_inputs[learner.engine.inputs - known_inputs : inputs]
+        learner.grow([(new.mean, new.scale, new.typical) for new in arriving], known)
+        if outputs > learner.engine.outputs:
+            first = slice(start, min(start + batch, len(Y)))
+            ahead[start] = learn(learner.copy(), first, *of_learner(learner, dense(X[first]), Y[first]), weight[first])
+            learner.grow((), outputs)
         for some, part in row_parts(X[start:stop], batch):
-            known = np.ascontiguousarray(part[:, :inputs])
-            out[some] = grown.learn(known, np.ascontiguousarray(targets[some]), weights[some])
-    for start, known in ahead.items():
-        before[start : start + batch] = np.pad(known, [(0, 0), (0, Y.shape[1] - known.shape[1])])
+            rows = slice(start + some.start, min(start + some.stop, stop))
+            made = learn(learner, rows, *of_learner(learner, part, Y[rows]), weight[rows])
+            before[rows, : learner.engine.outputs] = made
+    for start, made in ahead.items():
+        before[start : start + batch] = np.pad(made, [(0, 0), (0, Y.shape[1] - made.shape[1])])
     return learner, before
+
+
+def of_learner(learner: Any, X: Floats, Y: Floats) -> tuple[Floats, Floats]:
+    """Rows with the inputs and outputs that a learner has so far."""
+    sizes = learner.engine.inputs, learner.engine.outputs
+    return np.ascontiguousarray(X[:, : sizes[0]]), np.ascontiguousarray(Y[:, : sizes[1]])
 
 
 def class_codes(

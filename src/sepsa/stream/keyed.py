@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from sepsa.interrupt import DeferredInterrupt
 from sepsa.states.file import CheckpointError
 from sepsa.states.objects import Saves, class_name, from_bytes, parameters, to_bytes
-from sepsa.states.plain import pack_label, unpack_label
+from sepsa.states.plain import packed, unpack_label
 from sepsa.stream.columns.frame import is_frame
 from sepsa.validation import at_least
 
@@ -142,13 +142,24 @@ class KeyedLearner:
         return name in self._learners or self._file.execute(stored, (name,)).fetchone() is not None
 
     def __iter__(self) -> Iterator[Hashable]:
-        self._write(self._changed)
-        for (name,) in self._file.execute("SELECT key FROM learners ORDER BY key").fetchall():
+        for name in sorted(self._names()):
             yield unpack_label("key", json.loads(name))
 
     def __len__(self) -> int:
-        self._write(self._changed)
-        return int(self._file.execute("SELECT count(*) FROM learners").fetchone()[0])
+        return len(self._names())
+
+    def _names(self) -> set[str]:
+        """The keys of all learners, in the file and in memory."""
+        stored = {name for (name,) in self._file.execute("SELECT key FROM learners")}
+        return stored | {name for name, learner in self._learners.items() if fitted(learner)}
+
+    def get(self, key: Hashable) -> Any:
+        """Return the learner of this key, to predict with; None for a new key.
+
+        Args:
+            key: The key.
+        """
+        return self._find(packed(key))
 
     def _find(self, name: str) -> Any:
         """The learner of a known key, now the last used one; None for a new key."""
@@ -216,7 +227,16 @@ class KeyedLearner:
 
     # ------------------------------------------------------------------ rows
 
-    def learn_one(self, key: Hashable, x: dict[Any, Any] | None, y: Any, w: float = 1.0, *, time: Any = None) -> None:
+    def learn_one(
+        self,
+        key: Hashable,
+        x: dict[Any, Any] | None = None,
+        y: Any = None,
+        w: float = 1.0,
+        *,
+        time: Any = None,
+        id: Hashable = None,
+    ) -> None:
         """Let the key's model of `sepsa.river` learn one sample, or the key's forecaster one row.
 
         Args:
@@ -225,11 +245,16 @@ class KeyedLearner:
             y: The target; of a forecaster the values of the row.
             w: The sample's weight, for models that take one.
             time: The time of the row of a forecaster.
+            id: Instead of `x`, the `id` of a sample that was predicted for this key.
         """
         if hasattr(self.start, "forecast"):
             self[key].learn_one(y, x, time=time)
-        else:
+        elif id is None:
             self[key].learn_one(x, y, w)
+        elif key in self:
+            self[key].learn_one(x, y, w, id=id)
+        else:
+            raise ValueError(f"id {id!r} is not open, since no sample was predicted with an id for the key {key!r}")
 
     def forecast(self, key: Hashable, horizon: int | None = None, xs: Any = None) -> list[Any]:
         """Forecast the next rows of a key by its forecaster.
@@ -242,20 +267,24 @@ class KeyedLearner:
         Returns:
             What the forecaster returns.
         """
-        found: list[Any] = (self._find(packed(key)) or self.start).forecast(horizon, xs)
+        found: list[Any] = (self.get(key) or self.start).forecast(horizon, xs)
         return found
 
-    def predict_one(self, key: Hashable, x: dict[Any, Any]) -> Any:
+    def predict_one(self, key: Hashable, x: dict[Any, Any], *, id: Hashable = None) -> Any:
         """Predict one sample by the key's model of `sepsa.river`.
 
         Args:
-            key: The key; a new one is predicted by `start` and not added.
+            key: The key; a new one is predicted by `start` and not added, unless there is an `id`.
             x: Features by name.
+            id: A label, to learn the target later by `learn_one(key, y=..., id=...)`; the key's model keeps the sample
+                until then.
 
         Returns:
             What the model predicts.
         """
-        return (self._find(packed(key)) or self.start).predict_one(x)
+        if id is not None:
+            return self[key].predict_one(x, id=id)
+        return (self.get(key) or self.start).predict_one(x)
 
     def prequential(self, keys: Iterable[Hashable], X: ArrayLike, y: ArrayLike) -> NDArray[Any]:
         """Predict rows, then learn them, each by the estimator of its key.
@@ -281,7 +310,7 @@ class KeyedLearner:
         Returns:
             The predictions, in the order of the rows.
         """
-        return self._by_key(keys, X, lambda key, own, _: (self._find(packed(key)) or self.start).predict(own))
+        return self._by_key(keys, X, lambda key, own, _: (self.get(key) or self.start).predict(own))
 
     def _by_key(
         self, keys: Iterable[Hashable], X: Any, of_rows: Callable[[Hashable, Any, list[int]], Any]
@@ -320,6 +349,14 @@ class KeyedLearner:
             self._file.execute("BEGIN IMMEDIATE")
             self.position = position
 
+    def clear(self) -> None:
+        """Remove all learners, as a part of the next commit."""
+        self._check()
+        with self._writing(), DeferredInterrupt():
+            self._file.execute("DELETE FROM learners")
+            self._learners.clear()
+            self._changed.clear()
+
     def close(self) -> None:
         """Close the file. What was learned since the last commit is lost."""
         self._file.close()
@@ -329,18 +366,6 @@ class KeyedLearner:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def packed(key: Hashable) -> str:
-    """The key as text, under which its learner is stored; 1, True and 1.0 are three keys, NumPy's 1 is the first."""
-    return json.dumps(pack_label(plain(key)))
-
-
-def plain(key: Hashable) -> Any:
-    """The key with Python values for NumPy's scalars."""
-    if isinstance(key, tuple):
-        return tuple(plain(part) for part in key)
-    return key.item() if isinstance(key, np.generic) else key
 
 
 def fitted(learner: Any) -> bool:

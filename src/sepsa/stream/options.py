@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+# Options that River's users and scikit-learn's users know by different names.
+PAIRS = (("hidden", "hidden_layer_sizes"), ("lr", "learning_rate"), ("seed", "random_state"))
+
+
 class NamedOptions:
     """A base of dataclasses whose error for an unknown option names the class and the closest option."""
 
@@ -26,8 +30,9 @@ class NamedOptions:
             raise TypeError(f"{cls.__name__} takes {' and '.join(ordered)} by position, others by name: got {values!r}")
         for name in options:
             if name not in known:
+                same = [option for pair in PAIRS if name in pair for option in pair if option in known]
                 longer = [option for option in known if option.startswith(name)]
-                closest = longer or get_close_matches(name, known, n=1, cutoff=0.4)
+                closest = same or longer or get_close_matches(name, known, n=1, cutoff=0.4)
                 cure = f"did you mean {closest[0]!r}?" if closest else f"its options are {', '.join(known)}"
                 raise TypeError(f"{cls.__name__} has no option {name!r}: {cure}")
         return super().__new__(cls)
@@ -132,6 +137,9 @@ class RiverOptions(LearnerOptions):
     max_features: int = 256
     """The number of features with inputs of their own; the cost grows with its square."""
 
+    max_open_ids: int = 100_000
+    """The number of samples, predicted with an `id`, that wait for their targets; beyond it the oldest is dropped."""
+
     skip: bool = True
     """Whether the head sees the inputs beside the hidden units."""
 
@@ -152,10 +160,12 @@ class RiverOptions(LearnerOptions):
             raise TypeError(f"hidden must be a sequence of widths such as (50,), got {self.hidden!r}")
         self.hidden = self.hidden or []  # River reads a tuple as a class with its parameters, and fails at an empty one
         self.max_features = at_least("max_features", self.max_features, 1)
+        self.max_open_ids = at_least("max_open_ids", self.max_open_ids, 1)
         self.experts = list(self.experts)
 
     def of_learner(self) -> dict[str, Any]:
         """The options of a `StreamLearner`."""
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "max_features"}
+        own = ("max_features", "max_open_ids")
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in own}
         unset = [name for name in ("momentum", "beta2", "eps") if values[name] is None]
         return {name: value for name, value in values.items() if name not in unset}

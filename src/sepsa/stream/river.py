@@ -30,6 +30,7 @@ import numpy as np
 from river import base, proba
 from river.utils import dataframe
 
+from sepsa.interrupt import DeferredInterrupt
 from sepsa.states import schema
 from sepsa.states.objects import Saves, check_stamp, rebuilt_as, stamp
 from sepsa.states.plain import pack_label, unpack_label, unpack_labels
@@ -39,6 +40,7 @@ from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import Names, NewInput, class_codes, indicators, learn_rows
 from sepsa.stream.kernels.robust import HUGE
 from sepsa.stream.learner import WARM_UP, StreamLearner
+from sepsa.stream.open_rows import OpenRows
 from sepsa.stream.options import RiverOptions
 from sepsa.stream.river_input import (
     Frame,
@@ -64,6 +66,7 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
     """The base of River's models: features and outputs by name, and a learner of rows of numbers."""
 
     _regression = True
+    _open: OpenRows | None = None  # what was predicted with an `id`
     _counted: tuple[Names, int] = ({}, 0)  # the features whose shared inputs were counted, and their number
 
     def __post_init__(self) -> None:
@@ -99,6 +102,16 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
         """
         return {} if self._learner is None else self._learner.engine.chosen
 
+    @property
+    def open_ids_(self) -> int:
+        """Number of samples that were predicted with an `id` and wait for their targets."""
+        return 0 if self._open is None else len(self._open)
+
+    @property
+    def dropped_ids_(self) -> int:
+        """Number of samples that were predicted with an `id` and dropped, since `max_open_ids` later ones came."""
+        return 0 if self._open is None else self._open.dropped
+
     def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
         """All outputs after these targets, new ones last in order of appearance, and the values (n, outputs)."""
         raise NotImplementedError
@@ -126,6 +139,7 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
                 "outputs": [pack_label(name) for name in self._outputs],
                 "target_name": self._target_name,
                 "learner": None if self._learner is None else self._learner.state_dict(),
+                **({} if self._open is None else {"open_rows": self._open.state_dict()}),
             }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -138,7 +152,7 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
             ValueError: An entry is missing or wrong; the message names it and nothing changed.
         """
         keys = {"model", "features", "pending_features", "outputs", "target_name", "learner"}
-        new = schema.read("state_dict", state_dict, keys)
+        new = schema.read("state_dict", state_dict, keys, optional={"open_rows"})
         new.equal("model", type(self).__name__)
         features, outputs = unpack_labels(new, "features"), unpack_labels(new, "outputs")
         pending: dict[Hashable, list[float]] = {}
@@ -157,15 +171,17 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
                 raise ValueError("state_dict['features'] and ['outputs'] must not be empty where there is a learner")
             learner = self._new_learner(len(features), len(outputs))
             learner.load_state_dict(new["learner"], "state_dict['learner']")
-            for name, known, count in (
-                ("features", features, learner.engine.inputs), ("outputs", outputs, learner.engine.outputs)
-            ):  # fmt: skip
+            sizes = learner.engine.inputs, learner.engine.outputs
+            for name, known, count in zip(("features", "outputs"), (features, outputs), sizes, strict=True):
                 if len(known) != count:
                     raise ValueError(f"state_dict[{name!r}] must hold {count} names, as the learner, got {len(known)}")
         elif features or outputs:
             raise ValueError("state_dict['learner'] must not be None where there are features")
+        waiting = "open_rows" in state_dict
+        open_rows = OpenRows.from_state(new["open_rows"], new.path("open_rows")) if waiting else None
         with self._lock:
             self.__dict__.update(
+                _open=open_rows,
                 _features=features,
                 _outputs=outputs,
                 _pending_features=pending,
@@ -175,14 +191,21 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
 
     # ------------------------------------------------------------------ one sample
 
-    def learn_one(self, x: dict[Any, Any], y: Any, w: float = 1.0) -> None:
-        """Learn one sample.
+    def learn_one(self, x: dict[Any, Any] | None = None, y: Any = None, w: float = 1.0, *, id: Hashable = None) -> None:
+        """Learn one sample, or the target of a sample that was predicted before with an `id`.
 
         Args:
             x: Features by name; None, NaN or absence is a missing value.
             y: The target: a number; a label; of several targets a dict of numbers, with the same names in every sample.
-            w: The sample's weight.
+            w: The sample's weight; 0 learns nothing, and ends the wait for an `id`.
+            id: Instead of `x`, the `id` of the sample that was predicted.
+
+        Raises:
+            ValueError: A value is wrong, or `id` is not open; nothing changed.
         """
+        if id is not None:
+            self._learn_open(x, y, w, id)
+            return
         learner, targets = self._learner, self._known_targets(y)
         values = None if targets is None else values_in_order(x, self._features, learner)
         if values is None or targets is None or learner is None or (w != 1.0 and not read_weight(w)):
@@ -191,11 +214,28 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
             with self._lock:
                 learner.learn_row(values, targets, w)
 
+    def _learn_open(self, x: dict[Any, Any] | None, y: Any, w: float, id: Hashable) -> None:
+        """Learn the target of an open sample, as if it came with it."""
+        if x is not None:
+            raise ValueError(f"x must be left out where id is given, since the sample predicted as {id!r} is learned")
+        with self._lock, DeferredInterrupt():
+            waiting = OpenRows() if self._open is None else self._open
+            self.learn_one(waiting.sample(id), y, w)
+            waiting.remove(id)
+
+    def _hold(self, id: Hashable, x: dict[Any, Any]) -> None:
+        """Keep a sample until its target is learned."""
+        names, values = read_row(x)
+        with self._lock, DeferredInterrupt():
+            waiting = OpenRows() if self._open is None else self._open
+            waiting.add(id, names, values[0], self.max_open_ids)
+            self._open = waiting
+
     def _known_targets(self, y: Any) -> list[float] | None:
         """The value of each output, where y brings no new one; None where y must be read with care."""
         raise NotImplementedError
 
-    def _learn_row(self, x: dict[Any, Any], target: Any, w: float) -> None:
+    def _learn_row(self, x: Any, target: Any, w: float) -> None:
         names, X = read_row(x)
         if read_weight(w) > 0:
             with self._lock:
@@ -208,8 +248,10 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
                     values = in_columns(named, row, self._features)[0].tolist()
                     self._learner.learn_row(values, Y[0].tolist(), float(w))
 
-    def _predict_row(self, x: dict[Any, Any]) -> list[float] | None:
-        """The outputs for x; None before the first sample."""
+    def _predict_row(self, x: dict[Any, Any], id: Hashable = None) -> list[float] | None:
+        """The outputs for x, which waits for its target where it has an `id`; None before the first sample."""
+        if id is not None:
+            self._hold(id, x)
         values = values_in_order(x, self._features, self._learner)
         if values is not None and self._learner is not None:
             return self._learner.predict_row(values)
@@ -225,8 +267,9 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
         d, m = len(self._features), len(self._outputs)
         features = self._features | {feature.name: d + j for j, feature in enumerate(new)}
         table = in_columns(names, X, features)
+        own = None if self._learner is None else self._learner.copy()
         output_rows = [0] * (len(outputs) - m) if self._regression else (Y[:, m:] > 0).argmax(0).tolist()
-        learner, _ = learn_rows(self._learner, self._new_learner, table, Y, w, new, output_rows)
+        learner, _ = learn_rows(own, self._new_learner, table, Y, w, new, output_rows)
         self.__dict__.update(_learner=learner, _features=features, _outputs=outputs, _pending_features=pending)
 
     def _new_features(self, names: Sequence[Hashable], X: Floats) -> tuple[list[NewInput], dict[Hashable, list[float]]]:
@@ -321,6 +364,27 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
             with self._lock:
                 self._learn(names, rows[there], outputs, Y, weights[there])
 
+    def predict_many(self, X: Frame) -> Any:
+        """Predict the rows of a frame.
+
+        Args:
+            X: A frame with a column for each feature.
+
+        Returns:
+            A series of predictions, or of labels, of the frame's library; for several targets a frame with a column for
+            each.
+        """
+        return self._native(self._predict(*read_frame(X)), X)
+
+    def _native(self, scores: Floats | None, X: Frame) -> Any:
+        """The predictions of rows by their outputs (n, outputs), None before the first sample, as X has its rows."""
+        frame = dataframe.into_frame(X)
+        return dataframe.to_native_series(self._answers(scores, len(frame)), name=self._target_name, like=frame)
+
+    def _answers(self, scores: Floats | None, rows: int) -> Any:
+        """The prediction of each row, by its outputs."""
+        raise NotImplementedError
+
     def _predict(self, names: Sequence[Hashable], X: Floats) -> Floats | None:
         if self._learner is None:
             return None
@@ -328,8 +392,10 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
             names, X = self._hashed(names, X)
         return self._learner.predict(in_columns(names, X, self._features))
 
-    def _distributions(self, x: dict[Any, Any], outputs: int) -> list[proba.Gaussian]:
+    def _distributions(self, x: dict[Any, Any], outputs: int, id: Hashable) -> list[proba.Gaussian]:
         """A normal distribution for each output; mean and deviation are 0 before the first sample."""
+        if id is not None:
+            self._hold(id, x)
         mean, std = np.zeros(outputs), np.zeros(outputs)
         if self._learner is not None:
             names, X = self._hashed(*read_row(x)) if self._shared else read_row(x)
@@ -382,34 +448,24 @@ class SepSARegressor(StreamModel, base.MiniBatchRegressor):
         except (TypeError, ValueError, OverflowError):
             return None
 
-    def predict_one(self, x: dict[Any, Any], with_dist: bool = False) -> Any:
+    def predict_one(self, x: dict[Any, Any], with_dist: bool = False, *, id: Hashable = None) -> Any:
         """Predict one sample.
 
         Args:
             x: Features by name; None, NaN or absence is a missing value.
             with_dist: Whether to return a distribution.
+            id: A label, to learn the target later by `learn_one(y=..., id=...)`; the model keeps the sample until then.
 
         Returns:
             A number, or a `river.proba.Gaussian` whose variance is σ² (1 + φᵀBφ), with σ from recent errors.
         """
         if with_dist:
-            return self._distributions(x, 1)[0]
-        row = self._predict_row(x)
+            return self._distributions(x, 1, id)[0]
+        row = self._predict_row(x, id)
         return 0.0 if row is None else row[0]
 
-    def predict_many(self, X: Frame) -> Series:
-        """Predict the rows of a frame.
-
-        Args:
-            X: A frame with a column for each feature.
-
-        Returns:
-            A series of predictions, of the frame's library.
-        """
-        frame = dataframe.into_frame(X)
-        out = self._predict(*read_frame(X))
-        values = np.zeros(len(frame)) if out is None else out[:, 0]
-        return dataframe.to_native_series(values, name=self._target_name, like=frame)
+    def _answers(self, scores: Floats | None, rows: int) -> Sequence[Any] | Floats:
+        return np.zeros(rows) if scores is None else scores[:, 0]
 
     def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
         return {"y": 0}, np.array([[read_target("y", y)] for y in targets])
@@ -437,19 +493,20 @@ class SepSAMultiTargetRegressor(StreamModel, base.MultiTargetRegressor):  # type
         values = values_in_order(y, self._outputs)
         return None if values is None else list(map(float, values))
 
-    def predict_one(self, x: dict[Any, Any], with_dist: bool = False) -> dict[Any, Any]:
+    def predict_one(self, x: dict[Any, Any], with_dist: bool = False, *, id: Hashable = None) -> dict[Any, Any]:
         """Predict one sample.
 
         Args:
             x: Features by name; None, NaN or absence is a missing value.
             with_dist: Whether to return distributions.
+            id: A label, to learn the target later by `learn_one(y=..., id=...)`; the model keeps the sample until then.
 
         Returns:
             Numbers by target, or `river.proba.Gaussian`s with variances σ² (1 + φᵀBφ), with σ from recent errors.
         """
         if with_dist:
-            return dict(zip(self._outputs, self._distributions(x, len(self._outputs)), strict=True))
-        row = self._predict_row(x)
+            return dict(zip(self._outputs, self._distributions(x, len(self._outputs), id), strict=True))
+        row = self._predict_row(x, id)
         return {} if row is None else dict(zip(self._outputs, row, strict=True))
 
     def learn_many(self, X: Frame, y: Frame, w: float | Series = 1.0) -> None:
@@ -462,16 +519,8 @@ class SepSAMultiTargetRegressor(StreamModel, base.MultiTargetRegressor):  # type
         """
         self._learn_table(X, dataframe.into_frame(y).rows(named=True), w)
 
-    def predict_many(self, X: Frame) -> Frame:
-        """Predict the rows of a frame.
-
-        Args:
-            X: A frame with a column for each feature.
-
-        Returns:
-            A frame with a column for each target, of the frame's library.
-        """
-        return self._output_frame(self._predict(*read_frame(X)), X)
+    def _native(self, scores: Floats | None, X: Frame) -> Frame:
+        return self._output_frame(scores, X)
 
     def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
         outputs = self._outputs
@@ -518,47 +567,39 @@ class SepSAClassifier(StreamModel, base.MiniBatchClassifier):
         indicators[place] = 1.0
         return indicators
 
-    def predict_one(self, x: dict[Any, Any], **kwargs: Any) -> Any:
+    def predict_one(self, x: dict[Any, Any], *, id: Hashable = None, **kwargs: Any) -> Any:
         """Predict the most probable class of one sample.
 
         Args:
             x: Features by name; None, NaN or absence is a missing value.
+            id: A label, to learn the target later by `learn_one(y=..., id=...)`; the model keeps the sample until then.
             **kwargs: Ignored; River's interface has them.
 
         Returns:
             A label, or None before the first sample.
         """
-        row = self._predict_row(x)
+        row = self._predict_row(x, id)
         return None if row is None else list(self._outputs)[row.index(max(row))]
 
-    def predict_proba_one(self, x: dict[Any, Any], **kwargs: Any) -> dict[Any, float]:
+    def predict_proba_one(self, x: dict[Any, Any], *, id: Hashable = None, **kwargs: Any) -> dict[Any, float]:
         """Predict the probability of each class for one sample.
 
         Args:
             x: Features by name; None, NaN or absence is a missing value.
+            id: A label, to learn the target later by `learn_one(y=..., id=...)`; the model keeps the sample until then.
             **kwargs: Ignored; River's interface has them.
 
         Returns:
             Probabilities by label; empty before the first sample.
         """
-        row = self._predict_row(x)
+        row = self._predict_row(x, id)
         if row is None:
             return {}
         return dict(zip(self._outputs, self._probabilities(np.array([row]))[0].tolist(), strict=True))
 
-    def predict_many(self, X: Frame) -> Series:
-        """Predict the most probable class of each row of a frame.
-
-        Args:
-            X: A frame with a column for each feature.
-
-        Returns:
-            A series of labels, of the frame's library.
-        """
-        frame = dataframe.into_frame(X)
-        out, labels = self._predict(*read_frame(X)), list(self._outputs)
-        values = [None] * len(frame) if out is None else [labels[k] for k in out.argmax(1)]
-        return dataframe.to_native_series(values, name=self._target_name, like=frame)
+    def _answers(self, scores: Floats | None, rows: int) -> list[Any]:
+        labels = list(self._outputs)
+        return [None] * rows if scores is None else [labels[k] for k in scores.argmax(1)]
 
     def predict_proba_many(self, X: Frame) -> Frame:
         """Predict the probability of each class for each row of a frame.

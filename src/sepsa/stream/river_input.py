@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Hashable, Mapping, Sequence
-from datetime import date, datetime, timedelta
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from river.utils import dataframe
 
-from sepsa.stream.columns.cells import read_cell, read_time
+from sepsa.stream.columns.frame import as_pandas
 from sepsa.stream.columns.inputs import DATE_PARTS, date_parts
+from sepsa.stream.columns.reader import column_of, read_value
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import Names
 from sepsa.stream.learner import StreamLearner
@@ -63,17 +63,16 @@ def position(name: Any, names: Names) -> int | None:
 
 
 def read_number(what: str, value: Any) -> float:
-    """A number, NaN for a missing value; ±Inf and other types raise an error."""
-    pandas = sys.modules.get("pandas")
-    if value is None or (pandas is not None and (value is pandas.NA or value is pandas.NaT)):
-        return math.nan
-    try:
-        number = math.inf if isinstance(value, (str, bytes, bytearray)) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.inf
-    if math.isinf(number):
-        raise ValueError(f"{what} must be a finite number, got {value!r}: encode it, or leave it out")
-    return number
+    """A number, NaN for a missing value; ±Inf, texts and other types raise an error."""
+    with suppress(TypeError):
+        kind, number = read_value(value)
+        if kind in ("missing", "number") and not isinstance(value, str) and not math.isinf(number):
+            return number
+    raise not_a_number(what, value)
+
+
+def not_a_number(what: str, value: Any) -> ValueError:
+    return ValueError(f"{what} must be a finite number, got {value!r}: encode it, or leave it out")
 
 
 def read_target(what: str, value: Any) -> float:
@@ -115,47 +114,38 @@ def read_row(x: Any) -> tuple[list[Hashable], Floats]:
 
 
 def read_feature(what: str, name: Hashable, value: Any) -> list[tuple[Hashable, float]]:
-    """The inputs of a feature: a number itself, an indicator of a text, the parts of a date; none of a missing text.
-
-    Texts that spell numbers, dates or missing values are read as such.
-    """
-    if isinstance(value, str):
-        kind, number = read_cell(value)
-        if kind == "text":
-            return [(f"{name}={value}", 1.0)]
-        if kind == "missing":
-            return []
-        if kind == "number":
-            return [(name, read_number(what, number))]
-        return parts_of_date(name, number)
-    if isinstance(value, date) and value == value:  # pandas' NaT is a date that differs from itself
-        text = value.isoformat() if isinstance(value, datetime) else f"{value.isoformat()}T00:00"
-        return parts_of_date(name, read_time(text))
-    if isinstance(value, np.datetime64):
-        return [] if np.isnat(value) else parts_of_date(name, float(value.astype("datetime64[us]").astype(int)) / 1e6)
-    if isinstance(value, timedelta) and value == value:
-        value = value.total_seconds()
-    return [(name, read_number(what, value))]
+    """The inputs of a feature: a number itself, an indicator of a text, the parts of a date; none if it is missing."""
+    try:
+        kind, number = read_value(value)
+    except TypeError:
+        raise not_a_number(what, value) from None
+    if kind == "text":
+        return [(f"{name}={value}", 1.0)]
+    if kind == "date":
+        return list(zip(date_names(name), date_parts(np.array([number]))[0].tolist(), strict=True))
+    if math.isinf(number):
+        raise not_a_number(what, number)
+    return [(name, number)] if kind == "number" else []
 
 
-def parts_of_date(name: Hashable, seconds: float) -> list[tuple[Hashable, float]]:
-    values = date_parts(np.array([seconds]))[0].tolist()
-    return [(f"{name}:{part}", value) for part, value in zip(DATE_PARTS, values, strict=True)]
+def date_names(name: Hashable) -> list[Hashable]:
+    return [f"{name}:{part}" for part in DATE_PARTS]
 
 
 def read_frame(X: Frame) -> tuple[list[Hashable], Floats]:
-    """Names and values (n, len(names)) of a frame."""
-    frame = dataframe.into_frame(X)
-    n = len(frame)
+    """Names and values (n, len(names)) of a frame; those of texts and dates are the names of what encodes them."""
+    frame = as_pandas(X)
     columns: dict[Hashable, Floats] = {}
-    for name, series in zip(frame.columns, frame.iter_columns(), strict=True):
-        if series.dtype.is_float() or series.dtype.is_integer():
-            column = np.asarray(series.to_numpy(), dtype=np.float64)
-            if np.isinf(column).any():
-                read_number(f"X[{name!r}]", column[np.isinf(column)][0])
-            columns[name] = column
-        else:
-            for i, value in enumerate(series.to_list()):
-                for of, number in read_feature(f"X[{name!r}]", name, value):
-                    columns.setdefault(of, np.full(n, math.nan))[i] = number
-    return list(columns), np.stack(list(columns.values()), 1) if columns else np.empty((n, 0))
+    for name, series in frame.items():
+        try:
+            column = column_of(series)
+        except TypeError as error:
+            raise ValueError(f"X[{name!r}] must hold numbers, dates or texts, got {error}: encode it") from None
+        if np.isinf(column.numbers).any():
+            raise not_a_number(f"X[{name!r}]", float(column.numbers[np.isinf(column.numbers)][0]))
+        columns[name] = column.numbers
+        if column.times is not None:
+            columns |= zip(date_names(name), date_parts(column.times).T, strict=True)
+        for code, text in enumerate(column.texts):
+            columns[f"{name}={text}"] = np.where(column.codes == code, 1.0, math.nan)
+    return list(columns), np.stack(list(columns.values()), 1) if columns else np.empty((len(frame), 0))

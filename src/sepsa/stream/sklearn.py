@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -56,23 +56,24 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
     with φ the features that the head sees and B its inverse curvature.
 
     A DataFrame of pandas, Polars or Arrow may have columns of numbers, booleans, text, categories and dates; later ones
-    have the same columns, in any order. 256 texts or categories of a column get an indicator each, the first 32 with
-    their first row and others with their second; one that is missing, or that `predict` has not seen before, has none.
-    A column with more texts gets the mean of the targets that each had before, with a prior of ten rows. Dates become
-    days, month, weekday and hour. Texts that spell numbers, dates or missing values are read as such, except in a
-    column of dtype category. A sparse matrix of SciPy becomes dense a part at a time; the head's state grows as the
-    square of the number of columns, of which there may be 2,048: reduce a wider matrix by `TruncatedSVD`.
+    have the same columns, in any order. Up to 256 texts or categories of a column get an input each, which is 1 in the
+    rows that have the text: the first 32 at their first row, later ones at their second. All further texts share one
+    input, the mean of the targets that a text had before, with a prior of ten rows. A text that `predict` has not seen
+    is a missing value. Dates become days, month, weekday and hour. Texts that spell numbers, dates or missing values
+    ("", "NA", "NaN", "null", "None", "?" and the like) are read as such, except in a column of dtype category. A sparse
+    matrix of SciPy becomes dense a part at a time; the head's state grows as the square of the number of columns, of
+    which there may be 2,048: reduce a wider matrix by `TruncatedSVD`.
 
     The network is one of several experts: neighbours, trees, products of inputs, the last target, the mean and others,
     stacked and weighted by their errors on rows not yet learned; `chosen_` holds the weight of each. `body="fourier"`
     is the network alone.
 
     `fit` trains a network of two layers of 50 GELU units by mini-batches, with a learning rate that falls from 1e-2
-    to 0 and a forgetting of 0.98 per mini-batch; the other experts learn each row twice, and 120 trees are boosted
-    on all of them. `partial_fit` trains 64 random Fourier features by single rows, and mixes several heads, with
-    and without forgetting and hidden units, by their recent errors. These are the meanings of "auto". `fit`, then
-    `partial_fit` goes on: what `fit` has trained learns the further rows once, in order, its network with one head
-    at a learning rate of 1e-4. `fit` again starts anew.
+    to 0 and a forgetting of 0.98 per mini-batch; the other experts learn each row, fewer than 3,000 twice, and 120
+    trees are boosted on all of them. `partial_fit` trains 64 random Fourier features by single rows, and mixes several
+    heads, with and without forgetting and hidden units, by their recent errors. These are the meanings of "auto".
+    `fit`, then `partial_fit` goes on: what `fit` has trained learns the further rows once, in order, its network with
+    one head at a learning rate of 1e-4. `fit` again starts anew.
 
     Attributes:
         n_features_in_: Number of input columns.
@@ -141,6 +142,15 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
             if self.loss != "huber" or self.module is not None:
                 check_sizes(float(np.abs(Y).max()))
             return self._shaped(self._learn(rows, Y, weight, Y.shape[1]))
+
+    @overload
+    def predict(self, X: ArrayLike, return_std: Literal[False] = False) -> Floats: ...
+
+    @overload
+    def predict(self, X: ArrayLike, return_std: Literal[True]) -> tuple[Floats, Floats]: ...
+
+    @overload
+    def predict(self, X: ArrayLike, return_std: bool) -> Floats | tuple[Floats, Floats]: ...
 
     def predict(self, X: ArrayLike, return_std: bool = False) -> Floats | tuple[Floats, Floats]:
         """Predict targets, on request with their standard deviation.

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sepsa.candidates import relative_weight
 from sepsa.stream.engine.protocol import Floats
-from sepsa.stream.experts.stack import CAUTION, FORGETTING, POWER, PRIOR, RIDGE
+from sepsa.stream.experts.stack import FLOOR, PRIOR, RIDGE, STACK_FORGETTING, strength
 from sepsa.stream.learner import StreamLearner
 from sepsa.stream.rows import row_parts
 
@@ -61,7 +62,7 @@ def mixture_of(answers: Floats, targets: Floats, weight: Floats, fold: Any) -> t
     losses = weight @ ((candidates - targets[:, None]) ** 2).sum(2)
     evidence = float(weight.sum())
     shares = weights_of(losses, evidence)
-    kept = min(1.0, 1 / ((1 - FORGETTING) * evidence))
+    kept = min(1.0, 1 / ((1 - STACK_FORGETTING) * evidence))
     stored = {"GRAM": kept * gram, "MOMENT": kept * moment, "STACK": solved(gram, moment)}
     stored |= {"LOSS": losses, "WEIGHT": shares}
     return stored, evidence, np.einsum("ijk,j->ik", candidates, shares)
@@ -74,10 +75,10 @@ def solved(gram: Floats, moment: Floats) -> Floats:
 
 
 def weights_of(losses: Floats, evidence: float) -> Floats:
-    """The weights of experts and stack by their losses, as `experts.stack.weigh`."""
-    strength = 0.5 * POWER * evidence**2 / (evidence + CAUTION)
-    logarithms = -strength * np.log((losses + 1e-12) / (losses.min() + 1e-12))
-    logarithms[1:] -= PRIOR
-    weights: Floats = np.exp(logarithms - logarithms.max())
+    """The weights of experts and stack by their losses."""
+    least, power = losses.min(), strength(evidence)
+    priors = [0.0] + [PRIOR] * (len(losses) - 1)
+    pairs = zip(losses, priors, strict=True)
+    weights: Floats = np.array([relative_weight(loss, least, power, FLOOR, prior) for loss, prior in pairs])
     weights /= weights.sum()
     return weights

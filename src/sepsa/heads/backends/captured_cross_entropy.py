@@ -51,10 +51,7 @@ class CapturedSoftmax(HeadMemory):
         new, finite, too_large = learned(now, W, Phi, targets, None, settings)
         self.too_large.add_(too_large & Phi.square().sum().isfinite())
         finite = finite & ~too_large
-        for mine, value in zip(now[:-1], new[:-1], strict=True):
-            if value is not mine:
-                mine.copy_(value.where(finite, mine))
-        parameters.store(self.linear, now.W.to(settings.head_dtype))
+        self.keep(now, new, now.W, finite)
         return finite
 
     def finish(self) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sepsa.heads.backends.choose import Counters, HoldsState, Problem, UpdateSize, choose
 from sepsa.heads.backends.memory import HeadMemory
-from sepsa.heads.base.parameters import rows, store
+from sepsa.heads.base.parameters import rows
 from sepsa.heads.math.least_squares import (
     CAPTURED_LIMIT,
     CAPTURED_ROW_LIMIT,
@@ -87,9 +87,9 @@ class CapturedState(HeadMemory, HoldsState):
         if chosen.backend == "triton":
             kernels = chosen.load()
             if n == 1:
-                finite = kernels.rank_one(self, x, y, self.ridge, self.prior)
+                finite = kernels.rank_one(self, x, y)
             else:
-                self._unfinished, finite = kernels.block(self, x, y, self.ridge, self.prior)
+                self._unfinished, finite = kernels.block(self, x, y)
             return finite
         Phi, Y = rows(self.linear, x, self.Z.dtype), y.to(self.Z.dtype)
         at = coordinates(p, count, self.tally[2].long(), x.device) if count else None
@@ -101,10 +101,7 @@ class CapturedState(HeadMemory, HoldsState):
         fits = size <= (CAPTURED_LIMIT if n > 1 else CAPTURED_ROW_LIMIT)
         finite = new.T.sum().isfinite() & head.isfinite().all() & fits
         self.too_large.add_(~fits & size.isfinite())
-        for name in ("T", "W", "energy", "ridge_left"):
-            mine = getattr(self, name)
-            mine.copy_(getattr(new, name).where(finite, mine))
-        store(self.linear, self.W.to(self.weight.dtype))
+        self.keep(self.state, new, self.W, finite)
         self.tally[1].mul_(torch.where(finite, lam, 1.0))
         self.tally.add_(finite * self.increment(n, count))
         return finite

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sepsa.heads.math.least_squares import LeastSquaresState, inverses
+from sepsa.heads.math.least_squares import LeastSquaresState, identity, inverses
 from sepsa.heads.math.ridge import Coordinates, count_of, lacking, restored, ridge_rows
 
 # Products of other numbers of rows are slow on a GPU.
@@ -60,8 +60,7 @@ def together(stream: torch.cuda.Stream | None) -> None:
 
 def gain_and_solution(F: Tensor, E: Tensor, out: Tensor | None = None) -> BlockUpdate:
     """g, in `out` where there is one, and x of rows F (p, r) with the residuals E (r, m)."""
-    one = torch.eye(F.shape[1], dtype=F.dtype, device=F.device)
-    M = torch.addmm(one, F.T, F)
+    M = torch.addmm(identity(F.shape[1], F), F.T, F)
     J, V = inverses(torch.linalg.cholesky_ex(M).L)
     whitened = J @ E
     x = J.T @ whitened

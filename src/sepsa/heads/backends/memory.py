@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
+from sepsa.heads.base.parameters import store
 from sepsa.heads.protocols import PrecisionWarning
 
 
@@ -35,6 +37,13 @@ class HeadMemory:
                 PrecisionWarning,
                 stacklevel=3,
             )
+
+    def keep(self, now: Sequence[Tensor | None], new: Sequence[Tensor | None], W: Tensor, finite: Tensor) -> None:
+        """Write the tensors `new` to those of `now`, of which W (m, p) is one, where `finite`; the head takes W."""
+        for mine, value in zip(now, new, strict=True):
+            if mine is not None and value is not None and value is not mine:
+                mine.copy_(value.where(finite, mine))
+        store(self.linear, W.to(self.weight.dtype))
 
     @property
     def place(self) -> tuple[int | None, ...]:

@@ -95,16 +95,9 @@ def is_new_head(name: str, owned: nn.Linear | None, linear: nn.Linear) -> bool:
 
 
 def check_dtype(dtype: object) -> None:
-    """The dtypes a solver may compute in."""
+    """Raise an error for a dtype that no solver computes in."""
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
-
-
-def optional_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
-    """A dtype to compute in, or None for that of the device."""
-    if dtype not in (None, torch.float32, torch.float64):
-        raise ValueError(f"dtype must be torch.float64 or torch.float32, got {dtype}")
-    return dtype
 
 
 # ---------------------------------------------------------------------- samples

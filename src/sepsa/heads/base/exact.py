@@ -26,10 +26,6 @@ class ExactArithmetic(NormalPosterior):
     _problem: Any  # the head, its prior (m, p) and its ridges (p,)
 
     @abstractmethod
-    def _read(self) -> tuple[LeastSquaresState, Any]:
-        """The state and its counters, on the device of the head."""
-
-    @abstractmethod
     def _at_bind(self) -> Any:
         """The head, its prior and its ridges before any sample, by which two heads may be merged."""
 

@@ -84,7 +84,8 @@ class OwnsHead(ABC):
         linear = self._head()
 
         def write() -> None:
-            self.__dict__.update(attributes)
+            for name, value in attributes.items():
+                setattr(self, name, value)
             if head is not None:
                 store(linear, head)
 

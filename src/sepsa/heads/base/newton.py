@@ -17,7 +17,14 @@ from sepsa.heads.base.checks import bias_setting, check_rows, ridge_setting
 from sepsa.heads.base.head import OwnsHead
 from sepsa.heads.base.state_checks import check_root, read_ridges, read_solver
 from sepsa.heads.math.anneal import annealed_ridge
-from sepsa.heads.math.cross_entropy import CrossEntropyState, effective_samples, with_ridge, with_root
+from sepsa.heads.math.cross_entropy import (
+    CrossEntropyState,
+    each_curvature,
+    effective_samples,
+    floor,
+    with_ridge,
+    with_root,
+)
 from sepsa.heads.protocols import Posterior, PrecisionWarning
 from sepsa.states import schema
 from sepsa.states.schema import Entries
@@ -33,6 +40,7 @@ KEYS = CrossEntropyState._fields[:-3]  # weights and ridge follow from the setti
 class NewtonHead(OwnsHead):
     """Base of `SoftmaxNewton` and `LogisticNewton`; not a head by itself."""
 
+    learns_partly = False  # whether each output has a curvature of its own; see `sepsa.heads.LearnsPartly`
     forgets = True  # in the next update; see `sepsa.heads.Forgets`
     settings: ClassVar[tuple[str, ...]]  # arguments that a state keeps, beside the ridges
     _state: CrossEntropyState
@@ -57,13 +65,9 @@ class NewtonHead(OwnsHead):
     def _derived(self, linear: nn.Linear, W: Tensor) -> dict[str, Tensor]:
         """`weights` and `ridge` of the state, which follow from the settings; those must fit the head, W (m, p)."""
 
-    @abstractmethod
     def _ridges(self, linear: nn.Linear, W: Tensor, ridge: float) -> Tensor:
         """The `ridge` (p,) of a state for this setting."""
-
-    @abstractmethod
-    def _parts(self, state: CrossEntropyState) -> Sequence[CrossEntropyState]:
-        """The state as one for each curvature."""
+        return floor(parameters.ridges(linear, ridge, self.bias_ridge, W), 1 if self.learns_partly else len(W))
 
     @abstractmethod
     def _check(self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Any:
@@ -199,7 +203,7 @@ class NewtonHead(OwnsHead):
             for key, was in ((key, getattr(old, key)) for key in KEYS)
         }
         state = CrossEntropyState(**tensors, **derived)
-        for part in self._parts(state):
+        for part in each_curvature(state):
             check_consistent(saved, part)
         settings = {name: getattr(fresh, name) for name in (*self.settings, "ridge", "bias_ridge", "_annealed")}
         self._assign(**settings, _state=state, _previous=None, _updates=None)
@@ -251,7 +255,7 @@ class NewtonHead(OwnsHead):
         return {
             "condition": float((roots[..., 0] / roots[..., -1]).max()) ** 2,
             "smallest_eigenvalue": 1 / float(roots[..., 0].max()) ** 2,
-            "effective_samples": min(effective_samples(part, self.forgetting) for part in self._parts(state)),
+            "effective_samples": min(effective_samples(part, self.forgetting) for part in each_curvature(state)),
             "last_step": self._last_step(),
             "dead_features": float((state.T.square().sum(-2) * state.ridge_left > 1 - 1e-9).sum(-1).max()),
         }

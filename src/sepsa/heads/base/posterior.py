@@ -1,32 +1,75 @@
-"""The posterior N(W, σ²B) of a head's weights, given its data and its prior: predictions, deviations and samples."""
+"""What the state of a least-squares head tells: the posterior N(W, σ²B) of its weights, its size and its health."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal, overload
+from abc import abstractmethod
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
+from sepsa.heads.base import health
 from sepsa.heads.base.head import OwnsHead
 from sepsa.heads.base.parameters import rows_to_predict
+from sepsa.heads.math import least_squares
+from sepsa.heads.math.least_squares import SAMPLES, STEPS, LeastSquaresState
 from sepsa.heads.protocols import Posterior
 from sepsa.validation import in_range
 
 
 class NormalPosterior(OwnsHead):
-    """`predict` and `sample` of heads that keep W (m, p) and B (p, p) of squared loss."""
+    """`predict`, `sample`, `covariance` and `health` of heads with the state of recursive least squares."""
+
+    _recent: health.Recent
+
+    @abstractmethod
+    def _read(self) -> tuple[LeastSquaresState, Any]:
+        """The state and its counters, on the device of the head."""
 
     def _label(self) -> str:
         return "RLS"
 
-    def _weights(self) -> Tensor:
-        """W (m, p), as the last update left it."""
-        raise NotImplementedError
+    @property
+    def steps(self) -> int:
+        """The number of updates that the head has learned."""
+        return int(self._read()[1][STEPS])
 
-    def _spread(self) -> tuple[Tensor, Tensor, float]:
-        """T with TᵀT = B, the minimum (m,) of the objective, and how many samples it is of."""
-        raise NotImplementedError
+    @property
+    def samples(self) -> float:
+        """The number of samples that the head remembers: the sum of their weights times forgetting^age."""
+        return float(self._read()[1][SAMPLES])
+
+    @property
+    def ridge_left(self) -> Tensor:
+        """The ridge (p,) of each coordinate at present: half of its setting at least, and all of it at most unless the
+        head anneals.
+        """
+        return self._read()[0].ridge_left.clone()
+
+    def objective(self) -> Tensor:
+        """Return the minimum (m,) of the objective, which the head's weights attain, one number per output."""
+        return self._read()[0].energy.clone()
+
+    @torch.no_grad()
+    def covariance(self) -> Tensor:
+        """Return B (p, p), the inverse of the curvature A; a bias is the last coordinate."""
+        T = least_squares.square_root(self._read()[0])
+        B = T.T @ T
+        return (B + B.T) / 2
+
+    @torch.no_grad()
+    def health(self) -> dict[str, float]:
+        """Return numbers that show why a run goes wrong, to log about every hundred steps.
+
+        They are `condition`, `smallest_eigenvalue`, `effective_samples`, `last_step`, `feature_drift`, `dead_features`
+        and `silent_features`; docs/how-to-choose.md explains each and what to do. `condition`, `last_step`,
+        `feature_drift` and `silent_features` are computed from one update in eight; they are NaN before the first
+        update and in captured steps.
+        """
+        state, counters = self._read()
+        T, steps = least_squares.square_root(state), int(counters[STEPS])
+        return health.report(T, state.W, state.ridge_left, float(counters[SAMPLES]), steps, self._recent)
 
     @overload
     def predict(
@@ -79,14 +122,14 @@ class NormalPosterior(OwnsHead):
         return (Phi @ drawn.T).reshape(*features.shape[:-1], len(W)).to(linear.weight.dtype)
 
     def _rows(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        W = self._weights()
-        return rows_to_predict(self._head(), features, W)
+        return rows_to_predict(self._head(), features, self._read()[0].W)
 
     def _scaled(self, asked: str, noise: float | None) -> tuple[Tensor, Tensor]:
         """T, and σ² (m,)."""
         if noise is not None:
             in_range("noise", noise, 0.0, math.inf)
-        T, energy, samples = self._spread()
+        state, counters = self._read()
+        T, energy, samples = least_squares.square_root(state), state.energy, float(counters[SAMPLES])
         if noise is not None:
             return T, torch.full_like(energy, noise**2)
         if not samples:

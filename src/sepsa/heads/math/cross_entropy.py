@@ -30,7 +30,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sepsa.heads.math.least_squares import PRODUCT_LIMIT, add_by_qr, andrews, copies, root_of
+from sepsa.heads.math.least_squares import PRODUCT_LIMIT, add_by_qr, andrews, copies, identity, root_of, triangular
 from sepsa.heads.math.ridge import coordinates, due, lacking, next_cursor
 
 FADE = 7.0  # how many old samples a new one replaces in the curvature; benchmarks/softmax_newton.py compares
@@ -289,6 +289,16 @@ def block_sums(
     return sums
 
 
+def each_curvature(state: CrossEntropyState) -> list[CrossEntropyState]:
+    """The state, or that of each output where these have curvatures of their own, as a head of one output has it."""
+    if state.T.ndim == 2:
+        return [state]
+    return [
+        CrossEntropyState(T, W[None], prior[None], share[None], left, counters, weights, state.ridge)
+        for T, W, prior, share, left, counters, weights in zip(*state[:7], strict=True)
+    ]
+
+
 def with_root(state: CrossEntropyState) -> CrossEntropyState:
     """The state with T, which is computed from A where A is newer."""
     return state if state.A is None else state._replace(T=inverse_root(state.A)[0], A=None)
@@ -324,7 +334,7 @@ def inverse_root(A: Tensor) -> tuple[Tensor, Tensor]:
     """A T (..., p, p) with TᵀT = A⁻¹, and the least squared pivot (0-d) of A with a unit diagonal."""
     size = A.diagonal(dim1=-2, dim2=-1).sqrt()
     C = torch.linalg.cholesky_ex(A / (size[..., :, None] * size[..., None, :])).L
-    one = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand(A.shape)
+    one = identity(A.shape[-1], A).expand(A.shape)
     T = (triangular(C, one) / size[..., None, :]).contiguous()
     return T, C.diagonal(dim1=-2, dim2=-1).min().square()
 
@@ -362,11 +372,6 @@ def root(M: Tensor) -> Tensor:
 def solve(C: Tensor, X: Tensor) -> Tensor:
     """(CCᵀ)⁻¹X."""
     return triangular(C.T, triangular(C, X), upper=True)
-
-
-def triangular(C: Tensor, X: Tensor, upper: bool = False) -> Tensor:
-    solution: Tensor = torch.linalg.solve_triangular(C, X, upper=upper)
-    return solution
 
 
 def both(logits: Tensor) -> Tensor:

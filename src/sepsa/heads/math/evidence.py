@@ -6,22 +6,24 @@ regression of W on W₀: about 1 for a head that was trained before, about 0 for
 of a head determines both: with A = ΦᵀΦ + diag ridge, B = A⁻¹, n samples and the residual sum of squares RSS,
 
     γ = Σ_j (1 - ridge_j B_jj)                       the number of weights that the samples determine
-    ridge* = γ RSS / ((n - γ - 1) |W - s W₀|²)       summed over the outputs; the bias counts in neither γ nor W
+    ridge* = γ RSS / ((n - r (γ + 1)) |W - s W₀|²)   summed over the outputs; the bias counts in neither γ nor W
     s* = <W₀, W(0)> / <W₀, (I - B ridge) W₀>         W(0): the weights of a head whose prior is 0
 
-at the ridge that ridge* is; another ridge or prior needs no sample again. The head takes κ ridge*: a body that learns
-below it fits the same samples, which their residuals do not show. Symbols are those of `least_squares`.
+at the ridge that ridge* is; another ridge or prior needs no sample again. Of samples that fade by w = λ^age, n = Σ w,
+and r = Σ w² / Σ w: their residuals hold n - r (γ + 1) times the variance of the noise. The head takes κ ridge*: a body
+that learns below it fits the same samples, which their residuals do not show. Symbols are those of `least_squares`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sepsa.heads.math.least_squares import LeastSquaresState, square_root
+from sepsa.heads.math.least_squares import LeastSquaresState, identity, square_root, triangular
 
 START = 10.0  # the ridge before the first choice
 FIRST = 8  # samples before which nothing is chosen; then after 16, 32, 64, ...
@@ -50,6 +52,11 @@ class Evidence(NamedTuple):
     determined: float  # γ
     residual: float  # RSS
     weights: float  # |W - prior|²
+
+
+class Features(NamedTuple):
+    """What a state says about the features, which bounds the ridge."""
+
     explained: float  # |Φ(W - prior)|², without correlations
     least: float  # the smallest variance of a feature that varies
     most: float  # and the largest
@@ -95,38 +102,57 @@ def best_scale(state: LeastSquaresState, initial: Tensor, scale: float, bias: bo
     return min(max(along / known, 0.0), 1.0) if known > LEAST_KNOWN * size else scale
 
 
-def evidence_of(state: LeastSquaresState, prior: Tensor, samples: float, bias: bool) -> Evidence:
+def evidence_of(state: LeastSquaresState, prior: Tensor, bias: bool) -> Evidence:
     """What the state says about its ridge; `bias`: whether the last coordinate is one."""
     k = state.W.shape[1] - bias
     T, left = square_root(state), state.ridge_left
     distance = (state.W - prior).square()
     residual = (state.energy - (left * distance).sum(1)).clamp(min=0).sum()
     determined = k - (left * T.square().sum(0))[:k].sum()
-    R = torch.linalg.inv(T)  # A = RRᵀ
+    return Evidence(*torch.stack((determined, residual, distance[:, :k].sum())).tolist())
+
+
+def features_of(state: LeastSquaresState, prior: Tensor, samples: float, bias: bool) -> Features:
+    """What the state says about the features, which costs more than `evidence_of`."""
+    k = state.W.shape[1] - bias
+    left = state.ridge_left
+    R = torch.linalg.inv(square_root(state))  # A = RRᵀ
     squares = (R.square().sum(1) - left)[:k].clamp(min=0) / samples
     variance = squares - ((R[:k] @ R[-1]) / samples).square() if bias else squares
     variance = torch.where(variance > ROUNDING * squares, variance, 0)
-    each = distance[:, :k].sum(0)
+    each = (state.W - prior).square()[:, :k].sum(0)
     least, most = torch.where(variance > 0, variance, math.inf).min(), variance.max()
-    numbers = determined, residual, each.sum(), samples * (each * variance).sum(), least, most
-    return Evidence(*torch.stack(numbers).tolist())
+    return Features(*torch.stack((samples * (each * variance).sum(), least, most)).tolist())
 
 
-def best_ridge(found: Evidence, ridge: float, samples: float) -> float:
+def mean_weight(lam: float, steps: int) -> float:
+    """r = Σ w² / Σ w after `steps` updates of equally many samples, where w = λ^age."""
+    return (1.0 + lam**steps) / (1.0 + lam)
+
+
+def best_ridge(found: Evidence, ridge: float, samples: float, r: float, features: Callable[[], Features]) -> float:
     """ridge* within its bounds, or the present one where that is within a factor of two or the samples do not tell."""
-    determined, residual, weights, explained, least, most = found
-    if not (most > 0 and weights > 0 and residual > EXACT * explained):
+    determined, residual, weights = found
+    if not weights > 0:
         return ridge
-    freedom = max(samples - determined - 1.0, LEAST_FREEDOM * samples)
+    freedom = max(samples - r * (determined + 1.0), LEAST_FREEDOM * samples)
     best = max(determined, 0.0) * residual / (freedom * weights)
-    best = min(max(best, LEAST * least), MOST * most)
-    if not math.isfinite(best) or 1 / FACTOR < best / ridge < FACTOR:
+    if is_near(best, ridge):
         return ridge
-    return min(max(best, ridge / MOST_CHANGE), ridge * MOST_CHANGE)
+    explained, least, most = features()
+    if not (most > 0 and residual > EXACT * explained):
+        return ridge
+    best = min(max(best, LEAST * least), MOST * most)
+    return ridge if is_near(best, ridge) else min(max(best, ridge / MOST_CHANGE), ridge * MOST_CHANGE)
+
+
+def is_near(best: float, ridge: float) -> bool:
+    """Whether a head with this ridge stays with it, also where the best one is not finite."""
+    return not math.isfinite(best) or 1 / FACTOR < best / ridge < FACTOR
 
 
 def best_choice(
-    state: LeastSquaresState, initial: Tensor, choice: Choice, samples: float, kappa: float, bias: bool
+    state: LeastSquaresState, initial: Tensor, choice: Choice, samples: float, r: float, kappa: float, bias: bool
 ) -> Choice:
     """The choice that follows from a state with the present one: another scale, or another ridge, or the present."""
     scale = best_scale(state, initial, choice.scale, bias)
@@ -136,8 +162,9 @@ def best_choice(
     each = torch.full_like(state.ridge_left, ridge)
     if bias:
         each[-1] = state.ridge_left[-1]
-    found = evidence_of(with_ridge(state, prior, each, prior), prior, samples, bias)
-    best = best_ridge(found, ridge, samples)
+    state = with_ridge(state, prior, each, prior)
+    found = evidence_of(state, prior, bias)
+    best = best_ridge(found, ridge, samples, r, lambda: features_of(state, prior, samples, bias))
     return choice if best == ridge else choice._replace(ridge=kappa * best)
 
 
@@ -147,8 +174,8 @@ def with_ridge(state: LeastSquaresState, prior: Tensor, ridge: Tensor, new_prior
     A' = A + D for D = ridge - ridge_left, and A'W' = AW - ridge_left prior + ridge new_prior.
     """
     T, W, left = square_root(state), state.W, state.ridge_left
-    H = torch.eye(len(T), dtype=T.dtype, device=T.device) + (T * (ridge - left)) @ T.T
-    T = torch.linalg.solve_triangular(torch.linalg.cholesky_ex(H).L, T, upper=False).contiguous()
+    H = identity(len(T), T) + (T * (ridge - left)) @ T.T
+    T = triangular(torch.linalg.cholesky_ex(H).L, T).contiguous()
     before, after = W - prior, new_prior - W
     step = (left * before + ridge * after) @ T.T
     energy = state.energy - (left * before.square()).sum(1) + (ridge * after.square()).sum(1) - step.square().sum(1)

@@ -64,6 +64,17 @@ def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
     return found
 
 
+def identity(n: int, like: Tensor) -> Tensor:
+    """The identity (n, n) in the dtype and on the device of `like`."""
+    return torch.eye(n, dtype=like.dtype, device=like.device)
+
+
+def triangular(C: Tensor, X: Tensor, upper: bool = False) -> Tensor:
+    """C⁻¹X of a lower or upper C."""
+    solution: Tensor = torch.linalg.solve_triangular(C, X, upper=upper)
+    return solution
+
+
 class LeastSquaresState(NamedTuple):
     """What an update changes beside its counters. H is None where it is the identity."""
 
@@ -109,23 +120,21 @@ def potter(state: LeastSquaresState, f: Tensor, e: Tensor) -> LeastSquaresState:
 
 def factor(F: Tensor) -> Tensor:
     """C with CCᵀ = I + FᵀF."""
-    one = torch.eye(F.shape[1], dtype=F.dtype, device=F.device)
-    C: Tensor = torch.linalg.cholesky_ex(torch.addmm(one, F.T, F)).L
+    C: Tensor = torch.linalg.cholesky_ex(torch.addmm(identity(F.shape[1], F), F.T, F)).L
     return C
 
 
 def factor_by_qr(F: Tensor) -> Tensor:
     """C with CCᵀ = I + FᵀF, for rows whose squares would round the identity away."""
-    one = torch.eye(F.shape[1], dtype=F.dtype, device=F.device)
-    R: Tensor = torch.linalg.qr(torch.cat([one, F]), mode="r").R
+    R: Tensor = torch.linalg.qr(torch.cat([identity(F.shape[1], F), F]), mode="r").R
     return (R * R.diagonal().sign()[:, None]).T.contiguous()
 
 
 def inverses(C: Tensor) -> tuple[Tensor, Tensor]:
     """C⁻¹ and (C + I)⁻ᵀC⁻¹ for a lower C."""
-    one = torch.eye(len(C), dtype=C.dtype, device=C.device)
-    inverse = torch.linalg.solve_triangular(C, one, upper=False)
-    return inverse, torch.linalg.solve_triangular((C + one).T, inverse, upper=True)
+    one = identity(len(C), C)
+    inverse = triangular(C, one)
+    return inverse, triangular((C + one).T, inverse, upper=True)
 
 
 def andrews(T: Tensor, F: Tensor, U: Tensor, C: Tensor, scale: float = 1.0) -> Tensor:
@@ -137,9 +146,7 @@ def andrews(T: Tensor, F: Tensor, U: Tensor, C: Tensor, scale: float = 1.0) -> T
     if U.shape[1] >= 2 * r:  # products with an inverse cost less than solving for this many columns
         left, right = F @ inverses(C)[1], U
     else:
-        V = torch.linalg.solve_triangular(C, U, upper=False)
-        one = torch.eye(r, dtype=C.dtype, device=C.device)
-        left, right = F, torch.linalg.solve_triangular((C + one).T, V, upper=True)
+        left, right = F, triangular((C + identity(r, C)).T, triangular(C, U), upper=True)
     return torch.addmm(T, left, right, beta=scale, alpha=-1)
 
 
@@ -149,8 +156,8 @@ def block(state: LeastSquaresState, F: Tensor, E: Tensor, scale: float = 1.0) ->
     U = F.T @ state.T
     if scale != 1.0:
         U *= scale
-    V = torch.linalg.solve_triangular(C, E, upper=False)
-    W = torch.addmm(state.W, torch.linalg.solve_triangular(C.T, V, upper=True).T, U)
+    V = triangular(C, E)
+    W = torch.addmm(state.W, triangular(C.T, V, upper=True).T, U)
     energy = state.energy + V.square().sum(0)
     return state._replace(T=andrews(state.T, F, U, C, scale), W=W, energy=energy)
 
@@ -162,9 +169,9 @@ def block_by_basis(state: LeastSquaresState, F: Tensor, E: Tensor) -> LeastSquar
     """
     Q, R = torch.linalg.qr(F)
     L, U = factor_by_qr(R.T), Q.T @ state.T
-    S = torch.linalg.solve_triangular(L, U, upper=False)
-    W = torch.addmm(state.W, torch.linalg.solve_triangular(L, R @ E, upper=False).T, S)
-    V = torch.linalg.solve_triangular(factor_by_qr(R), E, upper=False)
+    S = triangular(L, U)
+    W = torch.addmm(state.W, triangular(L, R @ E).T, S)
+    V = triangular(factor_by_qr(R), E)
     energy = state.energy + V.square().sum(0)
     return state._replace(T=torch.addmm(state.T, Q, S - U), W=W, energy=energy)
 
@@ -176,7 +183,7 @@ def gather(state: LeastSquaresState, F: Tensor, E: Tensor, lam: float = 1.0) -> 
     """
     T, W, H, energy, ridge_left = state
     D, rise = F @ E, (E * E).sum(0)
-    before = torch.eye(len(T), dtype=T.dtype, device=T.device) if H is None else H
+    before = identity(len(T), T) if H is None else H
     H = torch.addmm(before, F, F.T, beta=lam)
     V = torch.cholesky_solve(D, torch.linalg.cholesky_ex(H).L)
     return LeastSquaresState(T, torch.addmm(W, V.T, T), H, lam * energy + rise - (D * V).sum(0), ridge_left)
@@ -186,8 +193,7 @@ def square_root(state: LeastSquaresState) -> Tensor:
     """T with TᵀT = B, whatever is gathered in H."""
     if state.H is None:
         return state.T
-    T: Tensor = torch.linalg.solve_triangular(torch.linalg.cholesky_ex(state.H).L, state.T, upper=False)
-    return T.contiguous()  # so that a copy has the same bits
+    return triangular(torch.linalg.cholesky_ex(state.H).L, state.T).contiguous()  # so that a copy has the same bits
 
 
 def fade(state: LeastSquaresState, lam: float | Tensor) -> LeastSquaresState:
@@ -261,9 +267,7 @@ def add_by_qr(R: Tensor, Z: Tensor, Phi: Tensor, Y: Tensor) -> tuple[Tensor, Ten
 
 def root_of(R: Tensor) -> Tensor:
     """T with TᵀT = (RᵀR)⁻¹ for an upper R."""
-    one = torch.eye(len(R), dtype=R.dtype, device=R.device)
-    T: Tensor = torch.linalg.solve_triangular(R.T.contiguous(), one, upper=False)
-    return T.contiguous()
+    return triangular(R.T.contiguous(), identity(len(R), R)).contiguous()
 
 
 def block_by_qr(
@@ -273,12 +277,12 @@ def block_by_qr(
     ridge_left = state.ridge_left
     if at is not None:
         scale = lacking(ridge_left, ridge, at).sqrt()
-        one = torch.eye(len(ridge), dtype=Phi.dtype, device=Phi.device)
-        Phi, Y = torch.cat([Phi, scale[:, None] * one[at]]), torch.cat([Y, (scale * prior[:, at]).T])
+        rows = scale[:, None] * identity(len(ridge), Phi)[at]
+        Phi, Y = torch.cat([Phi, rows]), torch.cat([Y, (scale * prior[:, at]).T])
         ridge_left = restored(ridge_left, ridge, at)
     R = torch.linalg.inv(state.T).T
     R, Z, rise = add_by_qr(R, R @ state.W.T, Phi, Y)
-    W = torch.linalg.solve_triangular(R, Z, upper=True).T.contiguous()
+    W = triangular(R, Z, upper=True).T.contiguous()
     return LeastSquaresState(root_of(R), W, None, state.energy + rise, ridge_left)
 
 
@@ -302,9 +306,16 @@ def limit_of(p: int, n: int, lam: float, dtype: torch.dtype) -> float:
 
 
 def attempt(
-    state: LeastSquaresState, Phi: Tensor, Y: Tensor, F: Tensor, E: Tensor, lam: float, ridge: Tensor, prior: Tensor,
+    state: LeastSquaresState,
+    Phi: Tensor,
+    Y: Tensor,
+    F: Tensor,
+    E: Tensor,
+    lam: float,
+    ridge: Tensor,
+    prior: Tensor,
     cursor: int | Tensor,
-) -> LeastSquaresState:  # fmt: skip
+) -> LeastSquaresState:
     """Learn Φ, Y by the route that suits their number, for |F|² up to `limit_of`."""
     n, p = Phi.shape
     count = due(p, lam)
@@ -389,7 +400,7 @@ def unlearn(
     """
     T, W = square_root(state), state.W
     F, E = Phi @ T.T, Y - Phi @ W.T
-    H = torch.eye(len(T), dtype=T.dtype, device=T.device) - F.T @ F
+    H = identity(len(T), T) - F.T @ F
     smallest = float(torch.linalg.eigvalsh(H - (T * ridge) @ T.T)[0])  # below 0: less than the ridge alone
     C, info = torch.linalg.cholesky_ex(H)
     eps = torch.finfo(T.dtype).eps
@@ -406,7 +417,7 @@ def unlearn(
             "features: these samples are so large beside the ridge and the other samples that too few digits of the "
             "rest are left to remove them exactly: rescale the features, or train a new head on the rest"
         )
-    T = torch.linalg.solve_triangular(C, T, upper=False).contiguous()
+    T = triangular(C, T).contiguous()
     step = (T @ (Phi.T @ E)).T @ T
     before = E + Phi @ step.T  # the errors of a head that never saw these rows
     energy, W = state.energy - (E * before).sum(0), W - step

@@ -40,6 +40,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sepsa.heads.math.least_squares import identity, triangular
+
 _DELTA = 0.1  # any value from 1e-4 to 0.3 does as well
 
 
@@ -122,7 +124,7 @@ def compact(state: LBFGSState) -> Compact:
         R, YY = state.SY[held, held].triu(), state.YY[held, held]
         D = R.diagonal()
         gamma = float((D / YY.diagonal()).mean())
-        inverse = torch.linalg.solve_triangular(R, torch.eye(pairs, dtype=R.dtype), upper=True)
+        inverse = triangular(R, identity(pairs, R), upper=True)
         M[0, held, 0, held] = inverse.T @ (D.diag() + gamma * YY) @ inverse
         M[0, held, 1, held] = -gamma * inverse.T
         M[1, held, 0, held] = -gamma * inverse

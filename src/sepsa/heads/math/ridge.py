@@ -1,19 +1,18 @@
-"""The rule by which forgotten ridge is restored, which every backend follows.
+"""The rows that restore forgotten ridge by the rule of `sepsa.restoration`, as tensors.
 
-Forgetting scales the whole curvature by λ in each update, the ridge included. An update therefore restores the full
-ridge of the next few coordinates, in rotation: as rows √q e_j with the prior as their target, where q is what
-coordinate j lacks. So many coordinates are restored per update that none ever falls below half of its ridge.
-
-Symbols are those of `least_squares`.
+They are √q e_j with the prior as their target, where q is what coordinate j lacks; symbols as in `least_squares`.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
+
+from sepsa.restoration import due as due
+from sepsa.restoration import next_cursor as next_cursor
 
 # The ridge of the bias: a number, None for a very small default, or "ridge" for that of the weights.
 # With less than the default a first block would lose digits, and 0 has no inverse.
@@ -23,20 +22,6 @@ _BIAS_RIDGE = {torch.float64: 1e-4, torch.float32: 1e-3}
 Coordinates: TypeAlias = Tensor | slice
 
 
-def due(p: int, forgetting: float, step: int = 0, at_least: int = 0) -> int:
-    """How many of p coordinates update number `step` restores, so that none ever falls below half of its ridge.
-
-    Forgetting halves a ridge in -1/log2(λ) updates, so in that many each coordinate must have its turn. Where that is
-    less than one coordinate an update, one gets its turn every so many updates, and without a `step` in each of them.
-    Kernels compile this function too.
-    """
-    count = 0
-    if forgetting < 1.0:
-        need = -p * math.log2(forgetting)
-        count = math.ceil(need) if need >= 1.0 or step % math.floor(1.0 / need) == 0 else 0
-    return min(p, max(count, at_least))
-
-
 def coordinates(p: int, count: int, cursor: int | Tensor, device: torch.device) -> Coordinates:
     """The `count` coordinates from `cursor` on, which begin again at 0 after p - 1."""
     if isinstance(cursor, int) and cursor + count <= p:
@@ -44,19 +29,9 @@ def coordinates(p: int, count: int, cursor: int | Tensor, device: torch.device) 
     return (cursor + torch.arange(count, device=device)) % p
 
 
-def next_cursor(cursor: Any, count: Any, p: int) -> Any:
-    """The coordinate `count` after `cursor`, of p in rotation; numbers or tensors, and compiled in kernels."""
-    return (cursor + count) % p
-
-
 def count_of(at: Coordinates) -> int:
     """How many coordinates `at` has."""
     return at.stop - at.start if isinstance(at, slice) else len(at)
-
-
-def lack(ridge: float, left: float) -> float:
-    """The ridge that a coordinate lacks, of which so much is left. Kernels compile this function too."""
-    return max(0.0, ridge - left)
 
 
 def lacking(ridge_left: Tensor, ridge: Tensor, at: Coordinates) -> Tensor:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from sepsa.candidates import exceeds
 
 # Each update multiplies the weight of all errors before it by this factor.
 FADING = 0.98
@@ -63,7 +64,7 @@ def best(score: Score, memory: Sequence[float], active: int) -> int:
     for j, (own, row) in enumerate(zip(sums, products, strict=True)):
         mean = (own - sums[least]) / n
         square = (row[j] + products[least][least] - 2 * row[least]) / n
-        if mean <= CERTAINTY * math.sqrt(max(square - mean * mean, 0.0) / (n - 1)):
+        if not exceeds(mean, square, 1.0 / (n - 1), 1.0, CERTAINTY):
             equal.append(j)
     longest = max(memory[j] for j in equal)
     equal = [j for j in equal if memory[j] == longest]

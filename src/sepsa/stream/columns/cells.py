@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -146,27 +146,3 @@ def date_formats(text: str) -> list[str]:
     clock = "" if gap is None else f"{gap}%H:%M{':%S' * bool(seconds)}"
     formats = [mark.join(order) + clock for order in orders]
     return [form for form in formats if not math.isnan(read_date(text, form))]
-
-
-def column_of_texts(
-    codes: NDArray[np.int32], texts: Sequence[str], decimal: str, categorical: bool, date_format: str | None = None
-) -> Column:
-    """A column from its distinct texts and the index of each cell's text, -1 for a missing cell."""
-    import numpy as np
-
-    values, times = np.full(len(texts) + 1, math.nan), np.full(len(texts) + 1, math.nan)
-    place = np.full(len(texts) + 1, -1, np.int32)
-    kept: list[str] = []
-    for i, text in enumerate(texts):
-        kind, value = read_cell(text, decimal, date_format)
-        if categorical and kind != "missing":
-            kind = "text"
-        if kind == "number":
-            values[i] = value
-        elif kind == "date":
-            times[i] = value
-        elif kind == "text":
-            place[i] = len(kept)
-            kept.append(text)
-    cell_times = None if np.isnan(times).all() else times[codes]
-    return Column(values[codes], place[codes] if kept else None, kept, cell_times)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
-from datetime import date, datetime
+from datetime import date, time, timedelta
 from decimal import Decimal
 from numbers import Real
 from typing import Any
@@ -13,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from sepsa.states import schema
-from sepsa.stream.columns.cells import CATEGORIES, Column, column_of_texts
+from sepsa.stream.columns.cells import CATEGORIES, Column
 from sepsa.stream.columns.inputs import Inputs
+from sepsa.stream.columns.reader import column_of
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import NewInput
 
@@ -95,10 +95,10 @@ class FrameEncoder:
     def from_state(cls, state: Any, means: int, entry: str) -> FrameEncoder:
         """The encoder that continues from the result of `state_dict`; ValueError where that is damaged."""
         new = schema.read(entry, state, {"columns", "kinds", "inputs"})
-        names = new.items("columns").values
+        names = new.texts("columns")
         kinds = new.items("kinds", len(names)).values
-        if not names or not all(type(name) is str for name in names) or len(set(names)) < len(names):
-            raise new.damaged("columns", "distinct names", names)
+        if not names:
+            raise new.damaged("columns", "at least one name", names)
         if not all(kind is None or kind in KINDS for kind in kinds):
             raise new.damaged("kinds", f"each one of {', '.join(KINDS)}", kinds)
         out = cls(names, means)
@@ -150,35 +150,15 @@ def in_order(frame: Any, names: Any) -> Any:
 def read_column(name: str, series: Any, known: str | None) -> tuple[str | None, Column]:
     """What a column holds, None if all is missing, and its cells; an error where it held something else before.
 
-    Texts that spell numbers, dates or missing values are read as such, except in categories. A column that held texts
-    or categories is read as it was first, whichever of both its dtype is now, and may have numbers among its objects.
+    A column that held texts or categories is read as it was first, whichever of both its dtype is now, and may have
+    numbers among its objects.
     """
-    form = "category" if series.dtype.name == "category" else series.dtype.kind
-    empty = np.full(len(series), math.nan)
-    kind: str | None = NUMBER
-    if form in "biuf":
-        column = Column(series.to_numpy(np.float64, na_value=math.nan))
-    elif form == "m":
-        column = Column(series.dt.total_seconds().to_numpy(np.float64))
-    elif form == "M":
-        kind, times = DATE, series.to_numpy("datetime64[us]")
-        column = Column(empty, times=np.where(np.isnat(times), math.nan, times.astype(np.int64) / 1e6))
-    else:
-        if form == "category":
-            kind, codes, values = CATEGORY, series.cat.codes.to_numpy(), list(series.cat.categories)
-        else:
-            try:
-                codes, values = series.factorize()
-            except TypeError:  # not hashable
-                codes, values = np.empty(0), [next(v for v in series if getattr(v, "__hash__", None) is None)]
-            kind = kind_of_objects(name, values, known)
-        categorical = known == CATEGORY or (kind == CATEGORY and known is None)
-        texts = [as_text(value, categorical) for value in values]
-        column = column_of_texts(codes.astype(np.int32), texts, ".", categorical)
-    if np.isinf(column.numbers).any():
-        raise ValueError(f"X[{name!r}] must be finite, got {column.numbers[np.isinf(column.numbers)][0]}")
-    if series.isna().all():
-        kind = None
+    kind = kind_of(name, series, known)
+    column = column_of(series, known == CATEGORY or (kind == CATEGORY and known is None))
+    infinite = np.flatnonzero(np.isinf(column.numbers))
+    if len(infinite):
+        float(series.iloc[infinite[0]])  # OverflowError of an integer that no float holds
+        raise ValueError(f"X[{name!r}] must be finite, got {column.numbers[infinite[0]]}")
     if None not in (kind, known) and kind != known and not {kind, known} <= {TEXT, CATEGORY}:
         raise ValueError(
             f"X[{name!r}] must hold {known}, as when it was first learned, got {kind} of dtype {series.dtype}: "
@@ -187,27 +167,20 @@ def read_column(name: str, series: Any, known: str | None) -> tuple[str | None, 
     return kind, column
 
 
-def kind_of_objects(name: str, values: Any, known: str | None) -> str:
-    """What a column of objects holds, by its distinct values."""
+def kind_of(name: str, series: Any, known: str | None) -> str | None:
+    """What a column holds, by its dtype or the types of its objects; None if all is missing."""
+    there = series[series.notna()]
+    if not len(there) or series.dtype.kind in "biufmM":
+        return (DATE if series.dtype.kind == "M" else NUMBER) if len(there) else None
+    if series.dtype == "category":
+        return CATEGORY
     kinds = set()
-    for value in values:
-        kind = TEXT if isinstance(value, str) else DATE if isinstance(value, date) else NUMBER
-        if kind == NUMBER and not isinstance(value, (Real, Decimal, np.bool_)):
-            raise ValueError(
-                f"X[{name!r}] must hold numbers, dates or texts, got {type(value).__name__}: convert or drop it"
-            )
-        kinds.add(kind)
+    for of in set(map(type, there)):
+        if not issubclass(of, (str, date, time, timedelta, Real, Decimal, np.bool_)):
+            raise ValueError(f"X[{name!r}] must hold numbers, dates or texts, got {of.__name__}: convert or drop it")
+        kinds.add(TEXT if issubclass(of, str) else DATE if issubclass(of, date) else NUMBER)
     if TEXT in kinds or known in (TEXT, CATEGORY):
         return TEXT
     if len(kinds) > 1:
         raise ValueError(f"X[{name!r}] must hold numbers or dates, got both: convert it")
-    return kinds.pop() if kinds else NUMBER
-
-
-def as_text(value: Any, categorical: bool) -> str:
-    """A cell as a table of text would have it."""
-    if isinstance(value, str) or categorical:
-        return str(value)
-    if isinstance(value, datetime):
-        return value.isoformat(timespec="microseconds")
-    return value.isoformat() if isinstance(value, date) else repr(float(value))
+    return kinds.pop()

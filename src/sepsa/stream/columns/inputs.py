@@ -70,12 +70,8 @@ class Inputs:
         """Inputs that continue from the result of `state_dict`; ValueError where that is damaged."""
         new = schema.read(entry, state, {"names", "indicators", "texts", "text_rows", "warned", "levels"})
         out = cls(categories, means)
-        for part in ("names", "indicators", "warned"):
-            names = new.items(part).values
-            if not all(type(name) is str for name in names) or len(set(names)) != len(names):
-                raise ValueError(f"{entry}[{part!r}] must hold distinct names")
-        out.names, out.warned = {name: i for i, name in enumerate(new["names"])}, set(new["warned"])
-        out.indicators = set(new["indicators"])
+        out.names = {name: i for i, name in enumerate(new.texts("names"))}
+        out.indicators, out.warned = set(new.texts("indicators")), set(new.texts("warned"))
         if not isinstance(new["texts"], dict) or not isinstance(new["text_rows"], dict):
             raise ValueError(f"{entry}['texts'] and ['text_rows'] must be dicts")
         for column, texts in new["texts"].items():

@@ -11,8 +11,9 @@ import numpy as np
 from sepsa.jit import compile_kernels
 from sepsa.stream.engine.core import Core
 from sepsa.stream.engine.protocol import Floats
-from sepsa.stream.experts import step, trees
+from sepsa.stream.experts import step, tree_parts, trees
 from sepsa.stream.experts.frame import OWN_CALLS, given
+from sepsa.stream.kernels.memory import view
 
 PACK_FRAME = struct.Struct(f"{len(given.slots)}q").pack_into
 _CALL = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
@@ -84,3 +85,28 @@ class RowBuffer:
         """Call a kernel for the row; returns 0 where it was refused."""
         PACK_FRAME(self.workspace, 0, self.start, *kernels.fixed, *self.addresses)
         return kernels[name](self.start, 1)
+
+
+def answers(core: Core, kernels: Kernels, X: Floats) -> Floats:
+    """The answers (n, experts, outputs) of all experts to rows (n, inputs), in deviations of the outputs."""
+    count, outputs = len(core.names), core.form.outputs
+    told = core.models.predictions(X, outputs) if core.models else None
+    workspace = np.zeros(core.memory.layout.workspace)
+    own = view(workspace, core.memory.layout.work["row", "ANSWERS"])
+    found, out = np.empty((len(X), count, outputs)), np.empty((1, outputs))
+    for i in range(len(X)):
+        mine = None if told is None else told[i : i + 1]
+        kernels.run("predict", workspace, X[i : i + 1], None, None, mine, out)
+        found[i] = own[:count]
+    return found
+
+
+def boost_trees(core: Core) -> None:
+    """Grow all trees anew, each once on the rows that are stored, by boosting."""
+    core = core.with_settings(rate=tree_parts.TABLE_RATE)
+    memory, workspace, form = core.memory, np.zeros(core.memory.layout.workspace), core.form
+    if form.outputs == 1 and not form.settings["classes"]:
+        view(workspace, memory.layout.work["row", "FACTS"])["origin"] = memory("ORIGIN", "log products")["value"]
+    tree_parts.clear_trees(memory.of("trees"))
+    Kernels(core).run("boost", workspace, np.zeros((1, form.inputs)), None, None, None, np.empty(1))
+    tree_parts.clear_growth(memory.of("trees"))

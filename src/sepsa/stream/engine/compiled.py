@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,31 +10,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sepsa.heads.protocols import NotFinite
 from sepsa.stream.engine import saved
-from sepsa.stream.engine.calls import Kernels, RowBuffer
+from sepsa.stream.engine.calls import Kernels, RowBuffer, answers, boost_trees
 from sepsa.stream.engine.core import Form, started
+from sepsa.stream.engine.layers import draw, layers
+from sepsa.stream.engine.noise import set_quantiles, set_variance, variance
 from sepsa.stream.engine.options import (
     ACTIVATIONS,
     LOSSES,
     OPTIMIZERS,
-    body_of,
-    body_weights,
     candidate_heads,
-    head_and_optimizer,
+    checked_optimizer,
+    of_estimator,
+    widths,
 )
-from sepsa.stream.engine.protocol import FitPlan, Floats, StreamEngine, residual_degrees
+from sepsa.stream.engine.protocol import FitPlan, Floats, StreamEngine
 from sepsa.stream.experts import EXPERTS, logarithm, tree_parts
 from sepsa.stream.experts.expert import Expert
 from sepsa.stream.experts.frame import OPTIONS
 from sepsa.stream.experts.models import ModelExperts
-from sepsa.stream.experts.trees import clear_trees
-from sepsa.stream.kernels.body import FOURIER
-from sepsa.stream.kernels.memory import Memory, view
-from sepsa.validation import at_least, in_range, not_negative, one_of
+from sepsa.stream.kernels.memory import Memory
+from sepsa.validation import NotFinite, at_least, one_of
 
-NINE_TENTHS = 1.6448536269514722  # standard deviations within which nine tenths of a normal distribution lie
-NORMAL_QUANTILES: Floats = np.array([0.6744897501960817, 1.2815515655446004, NINE_TENTHS])
 DISCOUNT = 0.99  # per row, of the losses by which heads are weighted
 POWER = 0.5  # of the likelihood in a head's weight: below 1 because errors of neighbouring rows are alike
 
@@ -100,21 +96,11 @@ class Engine(StreamEngine):
         heads: list[list[Any]] = [list(head) for head in candidate_heads(ridge, forgetting, hidden, skip)]
         models = None if experts is None else ModelExperts(experts, classes)
         most = at_least("max_rows", max_rows, 64)
-        code, defaults = OPTIMIZERS[one_of("optimizer", optimizer, OPTIMIZERS)]
-        unknown = sorted(set(optimizer_options) - set(defaults))
-        if unknown:
-            raise TypeError(f"optimizer {optimizer!r} takes {sorted(defaults) or 'no options'}, got {unknown}")
-        given = dict.fromkeys(("momentum", "beta2", "eps", "nesterov"), 0.0) | defaults | optimizer_options
-        given |= {
-            "lr": in_range("lr", lr, 0.0, math.inf),
-            "decay": not_negative("weight_decay", weight_decay),
-            "discount": DISCOUNT,
-            "power": POWER,
-            "calibration": max(keeps for _, _, keeps in heads),
-        }
+        given = checked_optimizer(optimizer, lr, weight_decay, optimizer_options)
+        given |= {"discount": DISCOUNT, "power": POWER, "calibration": max(keeps for _, _, keeps in heads)}
         settings = {
             "activation": ACTIVATIONS[one_of("activation", activation, ACTIVATIONS)],
-            "optimizer": code,
+            "optimizer": OPTIMIZERS[optimizer][0],
             "standardize": int(standardize),
             "batch": at_least("batch", batch, 1),
             "robust": LOSSES[one_of("loss", loss, LOSSES)],
@@ -127,53 +113,11 @@ class Engine(StreamEngine):
         form = Form(inputs, outputs, tuple(hidden), heads, np.dtype(dtype), settings, most, table, count)
         options = np.array(tuple(given[name] for name in OPTIONS.fields), OPTIONS.dtype)
         self._core = started(form, options, models, np.random.default_rng(seed))
-        self._draw_body()
-
-    def _draw_body(self) -> None:
-        """Draw the weights and biases of the body."""
-        rng, settings = self._core.rng, self.form.settings
-        for weight, bias in self.layers():
-            weight[:] = body_weights(rng, settings, weight.shape, weight.shape[1])
-            if settings["activation"] == FOURIER:
-                bias[:] = rng.uniform(0.0, 2 * math.pi, bias.shape)
-            else:
-                bias[:] = rng.normal(0.0, 0.5, bias.shape)  # spreads the kinks over the data
-
-    def _make_room(self, rows: int) -> None:
-        """Make room for so many further rows, unless there is as much as there may be; nothing else changes."""
-        core, form, spare = self._core, self._core.form, sys.maxsize
-        if core.models is not None:
-            stored = int(core.memory("STORED", "trees")["rows"])
-            room = tree_parts.room_for(stored + rows, form.inputs, form.most_rows)
-            if room > form.settings["room"]:
-                core = saved.with_room(core, room)
-            if room < tree_parts.room_for(sys.maxsize, form.inputs, form.most_rows):
-                spare = tree_parts.window(room) - stored - rows
-        core.spare = spare
-        self._core = core
+        draw(self._core)
 
     @classmethod
     def options(cls, parameters: Mapping[str, Any], for_fit: bool) -> dict[str, Any]:
-        """The options of a new engine from the parameters of a scikit-learn estimator, which are checked.
-
-        With `for_fit`, rate, forgetting and batch are those of `partial_fit` after `fit`: at the rate by which a new
-        body learns, single rows would change a fitted one too much.
-        """
-        sizes, activation, batch = (parameters[n] for n in ("hidden_layer_sizes", "activation", "batch_size"))
-        options = head_and_optimizer(parameters, 1e-4 if for_fit else 3e-3, one_head=for_fit)
-        default = "gelu" if for_fit else "fourier"
-        if isinstance(sizes, str) and sizes == "auto":
-            sizes = (50, 50) if for_fit else (64,)
-        if body_of(parameters["body"], sizes, parameters["experts"]) == "experts":
-            options |= {"body": "experts", "experts": parameters["experts"], "max_rows": parameters["max_rows"]}
-            options |= {"trees": tree_parts.TABLE_TREES} if for_fit else {}
-        return options | {
-            "batch": 1 if batch == "auto" else at_least("batch_size", batch, 1),
-            "loss": parameters["loss"],
-            "activation": default if activation == "auto" else one_of("activation", activation, ACTIVATIONS),
-            "hidden": tuple(at_least("hidden_layer_sizes", width, 1) for width in widths(sizes)),
-            "skip": True,
-        }
+        return of_estimator(parameters, for_fit)
 
     @classmethod
     def fit_plan(cls, parameters: Mapping[str, Any], inputs: int) -> FitPlan:
@@ -235,40 +179,20 @@ class Engine(StreamEngine):
         `weights` are those of all heads; `since` is the step at which this one became the first. Where there are
         experts, `experts` has the weight of each and of the stack, and `stack` those inside the stack.
         """
-        core, counts = self._core, self.memory("COUNTS", "network")
-        subset, ridge, forgetting = core.form.heads[counts["best"]]
-        weights = [float(self._of_head("NUMBERS", h)["weight"]) for h in range(len(core.form.heads))]
-        since = int(counts["since"])
-        chosen = {"features": subset, "ridge": ridge, "forgetting": forgetting, "since": since, "weights": weights}
-        if core.models is None:
-            return chosen
-        counts, names = core.memory("COUNTS", "mixture"), [*core.names, "stack"]
-        return chosen | {
-            "expert": names[counts["best"]],
-            "expert_since": int(counts["since"]),
-            "experts": dict(zip(names, core.memory("WEIGHT", "mixture").tolist(), strict=True)),
-            "stack": dict(zip(names[1:-1], core.memory("STACK", "mixture").tolist(), strict=True)),
-        }
+        return self._core.chosen
 
     @property
     def expert_names(self) -> list[str]:
         """The names of the experts in the order of their answers, the network's first."""
         return self._core.names
 
-    def _of_head(self, part: str, h: int = 0) -> NDArray[Any]:
-        """A part of a head's state, as a view."""
-        return self.memory(part, "heads", h)
+    def _of_head(self, part: str) -> NDArray[Any]:
+        """A part of the first head's state, as a view."""
+        return self.memory(part, "heads", 0)
 
     def layers(self) -> list[tuple[Floats, Floats]]:
         """Weight (width, inputs) and bias (width,) of each hidden layer, as views in torch's shapes."""
-        views, at, theta = [], 0, self.memory("THETA", "network")
-        width = self.inputs
-        for h in self.form.hidden:
-            weight = theta[at : at + width * h].reshape(width, h).T
-            at += width * h
-            views.append((weight, theta[at : at + h]))
-            at, width = at + h, h
-        return views
+        return layers(self._core)
 
     @property
     def head(self) -> Floats:
@@ -282,16 +206,11 @@ class Engine(StreamEngine):
 
     def covariance(self) -> Floats:
         """B (p, p), the inverse of the first head's curvature."""
-        p = self.head.shape[1]
-        U = np.eye(p)
-        for j in range(1, p):
-            U[:j, j] = self._of_head("U")[j * (j - 1) // 2 : j * (j - 1) // 2 + j]
+        U = np.eye(self.head.shape[1])
+        column, row = np.tril_indices(len(U), -1)  # U's columns lie one after the other
+        U[row, column] = self._of_head("U")
         result: Floats = (U * self._of_head("D")) @ U.T
         return result
-
-    def objective(self) -> Floats:
-        """The minimum (outputs,) of Σ ω e² + ridge |W - prior|² over the samples that the first head remembers."""
-        return self._of_head("ENERGY").copy()
 
     def scaling(self) -> tuple[Floats, Floats]:
         """Mean and scale (inputs,) by which the network sees (x - mean) · scale, as copies."""
@@ -329,41 +248,14 @@ class Engine(StreamEngine):
         self._core = replace(core, options=options, kernels=None)
 
     def noise_variance(self) -> Floats:
-        """The variance (outputs,) of targets about predictions.
-
-        With `loss="huber"` it is that of a normal distribution with the 90 % quantile of |error| of recent rows, for
-        errors e/√(1 + φᵀBφ) made before learning; for errors e where there are experts. With `loss="squared"` it is
-        that of ridge regression,
-
-            σ² = (Σ e²/(1 + φᵀBφ) - Σ_j ridge_j |W_j - prior_j|²) / (n - tr BΦᵀΦ),
-
-        since the errors e made before learning sum to the objective at its minimum, and BΦᵀΦ = I - B ridge.
-        """
-        if self.robust:
-            if self._core.models is None:
-                return (self.memory("ERROR", "network")[:, 2] / NINE_TENTHS) ** 2
-            unit, error = np.sqrt(self.memory("GAIN", "network")), self.memory("ERROR", "mixture")[:, 2]
-            sizes = np.divide(error, unit, out=np.zeros_like(error), where=unit > 0)
-            result: Floats = (sizes / NINE_TENTHS) ** 2
-            return result
-        penalty, degrees = self._penalty_and_residual_degrees()
-        return np.maximum(self._of_head("ENERGY") - penalty, 0.0) / degrees
+        return variance(self._core)
 
     def set_effective_samples(self, samples: float, noise: Floats) -> None:
         self.memory.divide("rows", max(1.0, self.samples / samples))
-        penalty, degrees = self._penalty_and_residual_degrees()
-        self._of_head("ENERGY")[:] = noise * degrees + penalty
-        self._set_error_quantiles(np.sqrt(noise)[:, None] * NORMAL_QUANTILES)
-
-    def _set_error_quantiles(self, quantiles: Floats) -> None:
-        self.memory("ERROR", "network")[:] = quantiles
-        self.memory("ERROR_RUN", "network")[:] = 0.0
-        if self._core.models is not None:
-            self.memory("ERROR", "mixture")[:] = quantiles * np.sqrt(self.memory("GAIN", "network"))[:, None]
-            self.memory("ERROR_RUN", "mixture")[:] = 0.0
+        set_variance(self._core, noise)
 
     def set_plausible_targets(self, errors: Floats, low: Floats, high: Floats) -> None:
-        self._set_error_quantiles(errors)
+        set_quantiles(self._core, errors)
         self.memory("RANGE", "network")[:] = np.stack([low, high], 1)
 
     def set_typical_weight(self, weight: float) -> None:
@@ -375,15 +267,6 @@ class Engine(StreamEngine):
     def set_calibration_losses(self, losses: Floats) -> None:
         self.memory("CALIBRATION", "network")[:] = losses
 
-    def _penalty_and_residual_degrees(self) -> tuple[Floats, float]:
-        """The ridge's part of the objective (outputs,), and the samples less the degrees of freedom."""
-        p = self.head.shape[1]
-        ridge, D = self._of_head("RIDGE"), self._of_head("D")
-        column, row = np.tril_indices(p, -1)  # U's columns lie one after the other
-        free = p - float(D @ ridge + (self._of_head("U") ** 2 * ridge[row]) @ D[column])
-        penalty = (self.head - self._of_head("PRIOR")) ** 2 @ ridge
-        return residual_degrees(penalty, self.samples, free)
-
     def copy(self) -> Engine:
         other = object.__new__(type(self))
         other._core = self._core.copy()
@@ -393,30 +276,16 @@ class Engine(StreamEngine):
 
     def answers(self, X: Floats) -> Floats:
         """The answers (n, experts, outputs) of all experts to rows (n, inputs), in deviations of the outputs."""
-        core, count = self._core, len(self.expert_names)
-        told = core.models.predictions(X, self.outputs) if core.models else None
-        workspace = np.zeros(core.memory.layout.workspace)
-        own = view(workspace, core.memory.layout.work["row", "ANSWERS"])
-        answers, out, kernels = np.empty((len(X), count, self.outputs)), np.empty((1, self.outputs)), self._ready()
-        for i in range(len(X)):
-            mine = None if told is None else told[i : i + 1]
-            kernels.run("predict", workspace, X[i : i + 1], None, None, mine, out)
-            answers[i] = own[:count]
-        return answers
+        return answers(self._core, self._ready(), X)
 
-    def boost_trees(self) -> None:
-        """Grow all trees anew, each once on the rows that are stored, by boosting."""
-        core = self._core.with_settings(rate=tree_parts.TABLE_RATE)
-        memory, workspace = core.memory, np.zeros(core.memory.layout.workspace)
-        if self.outputs == 1 and not core.form.settings["classes"]:
-            view(workspace, memory.layout.work["row", "FACTS"])["origin"] = memory("ORIGIN", "log products")["value"]
-        clear_trees(memory.of("trees"))
-        Kernels(core).run("boost", workspace, np.zeros((1, self.inputs)), None, None, None, np.empty(1))
-
-    def take_network(self, other: Engine) -> None:
-        """Continue with the network and the heads of another engine of the same form, and models fitted on all rows."""
+    def fit_experts(self) -> None:
+        """Fit models on all rows, and grow all trees anew, each once on the rows that are stored, by boosting."""
         if self._core.models:
             self._core.models.refit()
+        boost_trees(self._core)
+
+    def take_network(self, other: Engine) -> None:
+        """Continue with the network and the heads of another engine of the same form."""
         for group, copy, name in other.memory.layout.places:
             if group in ("network", "heads"):
                 self.memory(name, group, copy)[...] = other.memory(name, group, copy)
@@ -468,7 +337,7 @@ class Engine(StreamEngine):
         weights = np.ones(len(X)) if sample_weight is None else sample_weight
         self._core.spare -= len(X)
         if self._core.spare < 0:
-            self._make_room(len(X))
+            self._core = saved.roomier(self._core, len(X))
         core = self._core
         several = len(X) > self.batch_size or bool(core.models)
         if several:  # a single step is refused before any change
@@ -495,7 +364,7 @@ class Engine(StreamEngine):
             return
         self._core.spare -= 1
         if self._core.spare < 0:
-            self._make_room(1)
+            self._core = saved.roomier(self._core, 1)
         core = self._core
         row = core.buffers.pop() if core.buffers else RowBuffer(core)
         row.write(row.values, 0, *x, *y, weight)
@@ -531,8 +400,3 @@ class Engine(StreamEngine):
         workspace = np.zeros(core.memory.layout.workspace)  # its own: threads may predict at the same time
         kernels.run("predict" if leverage is None else "leverage", workspace, X, None, None, answers, out, leverage)
         return out
-
-
-def widths(sizes: int | Sequence[int]) -> Sequence[int]:
-    """The widths of hidden layers from `hidden_layer_sizes`."""
-    return sizes if isinstance(sizes, Iterable) else (sizes,)

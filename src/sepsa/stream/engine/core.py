@@ -9,7 +9,7 @@ import numpy as np
 
 from sepsa.states import schema
 from sepsa.states.plain import generator_state, read_generator
-from sepsa.stream.experts import network, step
+from sepsa.stream.experts import network, network_parts, step
 from sepsa.stream.experts.expert import Expert
 from sepsa.stream.experts.frame import given, row
 from sepsa.stream.experts.models import ModelExperts
@@ -70,13 +70,14 @@ class Form(NamedTuple):
         """The sizes of a head that sees these features."""
         units = 0 if subset == "inputs" else sum(self.hidden[-1:])
         p = units + 1 + (0 if subset == "hidden" else self.inputs)
-        seen = network.HIDDEN if subset == "hidden" else network.END
+        seen = network_parts.HIDDEN if subset == "hidden" else network_parts.END
         return {"subset": seen, "units": units, "p": p, "triangle": p * (p - 1) // 2}
 
     def layout(self) -> Layout:
         """Where an engine of this form stores its parts."""
         experts = self.experts
-        groups = [*(each.group for each in experts), network.heads, *((step.parts, row) if len(experts) > 1 else ())]
+        groups = [*(each.group for each in experts), network_parts.heads]
+        groups += [step.parts, row] if len(experts) > 1 else []
         heads = [self.head(subset) for subset, _, _ in self.heads]
         made = Layout(given, groups, self.sizes(), {"heads": heads}, self.dtype)
         schema.check_memory("a network of this size", 8 * made.size)
@@ -117,6 +118,24 @@ class Core:
     def names(self) -> list[str]:
         """The names of the experts in the order of their answers, the network's first."""
         return [*(expert.name for expert in self.form.experts), *(self.models.names if self.models else ())]
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The head with the largest weight in predictions, and the weights of the experts: `Engine.chosen`."""
+        memory, counts = self.memory, self.memory("COUNTS", "network")
+        subset, ridge, forgetting = self.form.heads[counts["best"]]
+        weights = [float(memory("NUMBERS", "heads", h)["weight"]) for h in range(len(self.form.heads))]
+        since = int(counts["since"])
+        chosen = {"features": subset, "ridge": ridge, "forgetting": forgetting, "since": since, "weights": weights}
+        if self.models is None:
+            return chosen
+        counts, names = memory("COUNTS", "mixture"), [*self.names, "stack"]
+        return chosen | {
+            "expert": names[counts["best"]],
+            "expert_since": int(counts["since"]),
+            "experts": dict(zip(names, memory("WEIGHT", "mixture").tolist(), strict=True)),
+            "stack": dict(zip(names[1:-1], memory("STACK", "mixture").tolist(), strict=True)),
+        }
 
 
 def started(form: Form, options: Any, models: ModelExperts | None, rng: np.random.Generator) -> Core:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any
 
-import numpy as np
-
+from sepsa.stream.experts.tree_parts import TABLE_TREES
 from sepsa.stream.kernels import body
-from sepsa.validation import in_range, not_negative, one_of
+from sepsa.validation import at_least, in_range, not_negative, one_of
 
 ACTIVATIONS = {
     "identity": body.IDENTITY,
@@ -32,7 +31,6 @@ OPTIMIZERS: dict[str, tuple[int, dict[str, float]]] = {
 LOSSES = {"squared": 0, "huber": 1}
 RIDGES = (10.0, 1.0, 100.0)  # the candidates where ridge is "auto"
 FORGETTINGS = (1.0, 0.999, 0.99)
-BANDWIDTH = 1.4  # of Fourier features, over standardized inputs
 
 
 def body_of(body: str | None, hidden: Any, experts: Sized = ()) -> str | None:
@@ -41,14 +39,6 @@ def body_of(body: str | None, hidden: Any, experts: Sized = ()) -> str | None:
         return "experts"
     linear = isinstance(hidden, Sized) and not isinstance(hidden, str) and not len(hidden)
     return body if body != "auto" else "fourier" if linear else "experts"
-
-
-def body_weights(rng: np.random.Generator, settings: Mapping[str, int], shape: Any, inputs: int) -> Any:
-    """Random weights for units with these inputs: normal for Fourier features, else Kaiming uniform."""
-    if settings["activation"] == body.FOURIER:
-        return rng.normal(0.0, BANDWIDTH * math.sqrt(1 / inputs), shape)
-    bound = math.sqrt(6 / inputs)
-    return rng.uniform(-bound, bound, shape)
 
 
 def candidate_heads(
@@ -88,3 +78,41 @@ def head_and_optimizer(parameters: Mapping[str, Any], rate: float, one_head: boo
         "ridge": 10.0 if one_head and ridge == "auto" else ridge,
         "forgetting": 1.0 if one_head and forgetting == "auto" else forgetting,
     }
+
+
+def checked_optimizer(optimizer: str, lr: float, weight_decay: float, given: Mapping[str, float]) -> dict[str, float]:
+    """The numbers of the body's optimizer, 0 for those that it does not have."""
+    _, defaults = OPTIMIZERS[one_of("optimizer", optimizer, OPTIMIZERS)]
+    unknown = sorted(set(given) - set(defaults))
+    if unknown:
+        raise TypeError(f"optimizer {optimizer!r} takes {sorted(defaults) or 'no options'}, got {unknown}")
+    rates = {"lr": in_range("lr", lr, 0.0, math.inf), "decay": not_negative("weight_decay", weight_decay)}
+    return {**dict.fromkeys(("momentum", "beta2", "eps", "nesterov"), 0.0), **defaults, **given, **rates}
+
+
+def of_estimator(parameters: Mapping[str, Any], for_fit: bool) -> dict[str, Any]:
+    """The options of a compiled engine from the parameters of a scikit-learn estimator, which are checked.
+
+    With `for_fit`, rate, forgetting and batch are those of `partial_fit` after `fit`: at the rate by which a new body
+    learns, single rows would change a fitted one too much.
+    """
+    sizes, activation, batch = (parameters[n] for n in ("hidden_layer_sizes", "activation", "batch_size"))
+    options = head_and_optimizer(parameters, 1e-4 if for_fit else 3e-3, one_head=for_fit)
+    default = "gelu" if for_fit else "fourier"
+    if isinstance(sizes, str) and sizes == "auto":
+        sizes = (50, 50) if for_fit else (64,)
+    if body_of(parameters["body"], sizes, parameters["experts"]) == "experts":
+        options |= {"body": "experts", "experts": parameters["experts"], "max_rows": parameters["max_rows"]}
+        options |= {"trees": TABLE_TREES} if for_fit else {}
+    return options | {
+        "batch": 1 if batch == "auto" else at_least("batch_size", batch, 1),
+        "loss": parameters["loss"],
+        "activation": default if activation == "auto" else one_of("activation", activation, ACTIVATIONS),
+        "hidden": tuple(at_least("hidden_layer_sizes", width, 1) for width in widths(sizes)),
+        "skip": True,
+    }
+
+
+def widths(sizes: int | Sequence[int]) -> Sequence[int]:
+    """The widths of hidden layers from `hidden_layer_sizes`."""
+    return sizes if isinstance(sizes, Iterable) else (sizes,)

@@ -6,6 +6,7 @@ from its declaration (`sepsa.stream.kernels.memory`). Growth is here as well: it
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ import numpy as np
 from sepsa.states import schema
 from sepsa.states.plain import generator_state, read_generator
 from sepsa.stream.engine.core import Core, Form, started
-from sepsa.stream.engine.options import ACTIVATIONS, body_weights
-from sepsa.stream.experts import EXPERTS
+from sepsa.stream.engine.layers import body_weights
+from sepsa.stream.engine.options import ACTIVATIONS
+from sepsa.stream.experts import EXPERTS, trees
 from sepsa.stream.experts.frame import OPTIONS
-from sepsa.stream.experts.tree_parts import room_for
-from sepsa.stream.kernels.memory import Layout, Memory, saved
+from sepsa.stream.experts.tree_parts import MEMORY, room_for, window
+from sepsa.stream.kernels.memory import SHAPES, Layout, Memory, saved, shapes_of
 
 MOST_TREES = 1000
 
@@ -64,7 +66,7 @@ def network_arrays(core: Core) -> dict[str, Any]:
 def experts_and_mixture(core: Core) -> dict[str, Any]:
     """The parts of the experts other than the network, and of their mixture."""
     return {
-        "experts": {expert.name: core.memory.save(expert.name) for expert in core.form.experts[1:]},
+        "experts": {expert.name: core.memory.save(expert.name, whole=False) for expert in core.form.experts[1:]},
         "mixture": {"experts": core.names} | core.memory.save("mixture"),
     }
 
@@ -77,7 +79,7 @@ def loaded(core: Core, state: Any, entry: str) -> Core:
     if core.models is None:
         return load_network(core, state, entry, {})
     new = schema.read(entry, state, {"inputs", "outputs", "network", "experts", "mixture", "models"})
-    other = load_network(core, new["network"], new.path("network"), sizes_of(new["experts"]))
+    other = load_network(core, new["network"], new.path("network"), sizes_of(new["experts"], new.path("experts")))
     new.equal("inputs", other.form.inputs)
     new.equal("outputs", other.form.outputs)
     load_experts(other, new["experts"], new.path("experts"))
@@ -113,12 +115,15 @@ def load_arrays(core: Core, state: Any, entry: str) -> None:
         core.memory.load(arrays, "heads", h, f"{{}}{h}", flat=True)
 
 
-def sizes_of(states: Any) -> dict[str, int]:
+def sizes_of(states: Any, entry: str) -> dict[str, int]:
     """The number of saved trees, and the rows for which they have room; none where the state does not say."""
     own = states.get("trees") if isinstance(states, dict) else None
-    leaves = own.get("LEAF_OF_ROW") if isinstance(own, dict) else None
-    known = isinstance(leaves, np.ndarray) and leaves.ndim == 2 and 0 < len(leaves) < MOST_TREES
-    return {"trees": len(leaves), "room": leaves.shape[1]} if known else {}  # type: ignore[union-attr, arg-type]
+    if not isinstance(own, dict):
+        return {}
+    shapes = shapes_of(trees.EXPERT.group, schema.Entries(f"{entry}['trees']", own))
+    shape, _ = shapes.get("LEAF_OF_ROW", (getattr(own.get("LEAF_OF_ROW"), "shape", ()), ()))
+    known = len(shape) == 2 and 0 < shape[0] < MOST_TREES and 0 < shape[1] <= MEMORY
+    return {"trees": shape[0], "room": shape[1]} if known else {}
 
 
 def load_experts(core: Core, states: Any, entry: str) -> None:
@@ -131,7 +136,8 @@ def load_experts(core: Core, states: Any, entry: str) -> None:
         )
     for name in names:
         if name in states:
-            own = schema.read(f"{entry}[{name!r}]", states[name], set(core.memory.names(name)))
+            parts = set(core.memory.names(name))
+            own = schema.read(f"{entry}[{name!r}]", states[name], parts, optional={SHAPES})
             core.memory.load(own, name)
 
 
@@ -183,7 +189,6 @@ def unpickled(state: dict[str, Any]) -> Core:
     own = {name: state[name] for name in ("inputs", "outputs", "hidden", "heads", "dtype", "settings")}
     table = tuple(expert for expert in EXPERTS if expert.name in state.get("table", [expert.name]))
     form = Form(**own, most_rows=state["max_rows"], table=table, models=None if models is None else len(models))
-    form = form.with_settings(**sizes_of(state.get("experts")))
     options = np.array(tuple(state["options"].tolist()), OPTIONS.dtype)
     core = started(form, options, models, state["generator"])
     load_arrays(core, {name: array.ravel() for name, array in state["network"].items()}, "network")
@@ -210,9 +215,19 @@ def grown(core: Core, inputs: int, outputs: int) -> Core:
     return other
 
 
-def with_room(core: Core, room: int) -> Core:
-    """The engine with more room for rows, in the same state otherwise; a tree begins anew if all places are taken."""
-    other = core.of_form(core.form.with_settings(room=room))
-    full = core.memory("STORED", "trees")["rows"] == core.form.settings["room"]
-    other.memory.grow(core.memory, in_order=bool(full))
+def roomier(core: Core, rows: int) -> Core:
+    """The engine with room for so many further rows, unless there is as much as there may be, in the same state.
+
+    A tree begins anew if all places are taken.
+    """
+    if core.models is None:
+        core.spare = sys.maxsize
+        return core
+    form, stored = core.form, int(core.memory("STORED", "trees")["rows"])
+    room, most = (room_for(needed, form.inputs, form.most_rows) for needed in (stored + rows, sys.maxsize))
+    other = core
+    if room > form.settings["room"]:
+        other = core.of_form(form.with_settings(room=room))
+        other.memory.grow(core.memory, in_order=stored == form.settings["room"])
+    other.spare = window(room) - stored - rows if room < most else sys.maxsize
     return other

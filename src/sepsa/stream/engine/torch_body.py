@@ -17,14 +17,13 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from sepsa.heads import RLS
-from sepsa.heads.protocols import NotFinite
 from sepsa.optimizer import SepSA
 from sepsa.states import schema
 from sepsa.states.tree import not_finite
 from sepsa.stream.engine.options import head_and_optimizer
 from sepsa.stream.engine.protocol import FitPlan, Floats, StreamEngine, residual_degrees
 from sepsa.stream.kernels.robust import ROUNDING
-from sepsa.validation import at_least
+from sepsa.validation import NotFinite, at_least
 
 BASES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {}),

@@ -11,7 +11,7 @@ from sepsa.stream.kernels.compilation import called, kernel
 from sepsa.stream.kernels.parts import Part, Record
 from sepsa.stream.kernels.views import Group
 
-FORGETTING = 0.998
+CLASS_FORGETTING = 0.998
 SHRINK = 0.5  # rows at zero that the mean of a class starts with
 
 parts = Group(
@@ -45,19 +45,19 @@ def posterior(means, counts, spread, rows, z, out):
 def learn_class(means, counts, spread, label, z, omega):
     """Add a row z (d,) of this class and weight to discounted counts, means and sums of squares."""
     for k in range(counts.size):
-        counts[k] *= FORGETTING
+        counts[k] *= CLASS_FORGETTING
     before = counts[label] + SHRINK
     counts[label] += omega
     mean, share = means[label], omega / (before + omega)
     for j in range(z.size):
         off = z[j] - mean[j]
         mean[j] += share * off
-        spread[j] = FORGETTING * spread[j] + share * before * off * off
+        spread[j] = CLASS_FORGETTING * spread[j] + share * before * off * off
 
 
 @kernel(cost=0.8)
 def answer(model, e):
-    means, counts, spread = parts.CLASS_MEANS(model), parts.CLASS_COUNTS(model), parts.CLASS_SPREAD(model)
+    means, counts, spread = parts.views("CLASS_MEANS CLASS_COUNTS CLASS_SPREAD", model)
     posterior(means, counts, spread, parts.CLASSED(model).rows, row.Z(model), row.ANSWERS(model)[e])
     return 0
 
@@ -65,8 +65,8 @@ def answer(model, e):
 @kernel(cost=0.7)
 def learn(model, e):
     facts, classed = row.FACTS(model), parts.CLASSED(model)
-    classed.rows = FORGETTING * classed.rows + facts.share
-    means, counts, spread = parts.CLASS_MEANS(model), parts.CLASS_COUNTS(model), parts.CLASS_SPREAD(model)
+    classed.rows = CLASS_FORGETTING * classed.rows + facts.share
+    means, counts, spread = parts.views("CLASS_MEANS CLASS_COUNTS CLASS_SPREAD", model)
     learn_class(means, counts, spread, facts.label, row.Z(model), facts.share)
     return 0
 

@@ -18,7 +18,6 @@ from sepsa.stream.kernels.parts import Field, Part, Record
 from sepsa.stream.kernels.views import Group
 
 SHIFT = 0.05  # s/a
-FORGETTING = 0.998
 PRIOR = 20.0  # rows at which the factor c is 1
 BEYOND = 0.5  # the largest t in an answer, above that of all rows
 
@@ -61,9 +60,9 @@ def tell(model, e, t, factor, unit):
 def follow(model, t, factor):
     """Add the row to the sums of which the factor is the ratio."""
     facts, share = row.FACTS(model), row.FACTS(model).share
-    level = math.exp(min(t, parts.HIGHEST(model).value + BEYOND))
-    factor.products = FORGETTING * factor.products + share * level * math.exp(facts.log)
-    factor.squares = FORGETTING * factor.squares + share * level * level
+    level, forgetting = math.exp(min(t, parts.HIGHEST(model).value + BEYOND)), 0.998
+    factor.products = forgetting * factor.products + share * level * math.exp(facts.log)
+    factor.squares = forgetting * factor.squares + share * level * level
 
 
 @kernel(cost=0.4)

@@ -12,7 +12,6 @@ from sepsa.stream.kernels.parts import Part, work
 from sepsa.stream.kernels.views import Group
 
 RIDGE = 1.0
-LEAST_CURVATURE = 1e-3
 
 parts = Group(
     given,
@@ -60,7 +59,7 @@ def learn_logistic(U, D, W, phi, p, y, omega, b):
     h = max 2p_k(1 - p_k) bounds the curvature in every direction of the logits (Gershgorin). Where a class that was
     told to be improbable came, the curvature on the way is larger: at least half of |y_k - p_k|.
     """
-    h = LEAST_CURVATURE
+    h = 1e-3
     for k in range(p.size):
         h = max(h, 2.0 * p[k] * (1.0 - p[k]), 0.5 * abs(y[k] - p[k]))
     g = rank_one(U, D, phi, 0, omega * h, b)
@@ -87,8 +86,8 @@ def answer(model, e):
 
 @kernel(cost=1.2)
 def learn(model, e):
-    U, D, W, told = parts.LOGIT_U(model), parts.LOGIT_D(model), parts.LOGIT_W(model), row.ANSWERS(model)[e]
-    learn_logistic(U, D, W, parts.PHI(model), told, row.Y(model), row.FACTS(model).trust, parts.B(model))
+    U, D, W, phi, b = parts.views("LOGIT_U LOGIT_D LOGIT_W PHI B", model)
+    learn_logistic(U, D, W, phi, row.ANSWERS(model)[e], row.Y(model), row.FACTS(model).trust, b)
     return 0
 
 

@@ -14,14 +14,11 @@ NEIGHBOURS = 12
 LANES, TOPS = 64, 8  # of the selection: columns of distances, and of their minima
 PLACES = 1024  # a power of two, at least the rows of the window
 NONE = np.int32(2**31 - 1)
-SOFTENING = 16.0  # the mean squared distance of the neighbours over what is added to each of them
-CELLS = 256 * PLACES  # of the window at most: it is shorter where there are more than 256 inputs
-LEAST_ROWS = 64
 
 
 def window_rows(sizes: Sizes) -> int:
-    """The rows of the window."""
-    return max(LEAST_ROWS, min(PLACES, CELLS // sizes["inputs"]))
+    """The rows of the window, which is shorter where there are more than 256 inputs."""
+    return max(64, min(PLACES, 256 * PLACES // sizes["inputs"]))
 
 
 window = Group(
@@ -96,7 +93,7 @@ def gain_of(low, high):
 
 
 @called
-def neighbours(X, Y, weights, rows, z, low, high, distances, lanes, tops, places, keys, out):
+def neighbours(X, Y, weights, low, high, distances, lanes, tops, places, keys, rows, z, out):
     """out (m,): the mean target of the window rows nearest to z (d,), `NEIGHBOURS` of them.
 
     X (d, window) holds the inputs of the window, Y (window, m) its targets; `rows` of them are filled. A neighbour of
@@ -117,7 +114,7 @@ def neighbours(X, Y, weights, rows, z, low, high, distances, lanes, tops, places
     nearest(distances, rows, keys[:padded], lanes, tops, places[:found])
     softening, total = 1e-12, 1e-300
     for i in range(found):
-        softening += distances[places[i]] / (SOFTENING * found)
+        softening += distances[places[i]] / (16.0 * found)
     for k in range(out.size):
         out[k] = 0.0
     for i in range(found):
@@ -131,30 +128,17 @@ def neighbours(X, Y, weights, rows, z, low, high, distances, lanes, tops, places
 
 @kernel(cost=2.0)
 def answer(model, e):
-    neighbours(
-        window.ROWS(model),
-        window.TARGETS(model),
-        window.WEIGHTS(model),
-        window.FILLED(model).rows,
-        row.Z(model),
-        window.LOW(model),
-        window.HIGH(model),
-        window.DISTANCES(model),
-        window.LANES(model),
-        window.TOPS(model),
-        window.FOUND(model),
-        window.KEYS(model),
-        row.ANSWERS(model)[e],
-    )
+    own = window.views("ROWS TARGETS WEIGHTS LOW HIGH DISTANCES LANES TOPS FOUND KEYS", model)
+    neighbours(*own, window.FILLED(model).rows, row.Z(model), row.ANSWERS(model)[e])
     return 0
 
 
 @kernel(cost=0.8)
 def learn(model, e):
     """Put the row into the window, in the place of the oldest once it is full."""
-    z, y, filled = row.Z(model), row.Y(model), window.FILLED(model)
-    X, Y, low, high = window.ROWS(model), window.TARGETS(model), window.LOW(model), window.HIGH(model)
-    binary, at, first, places = window.BINARY(model), filled.next, filled.rows == 0, size.window(model)
+    z, y = row.views("Z Y", model)
+    filled, X, Y, low, high, binary = window.views("FILLED ROWS TARGETS LOW HIGH BINARY", model)
+    at, first, places = filled.next, filled.rows == 0, size.window(model)
     for j in range(z.size):
         X[j, at] = z[j]
         if low[j] < high[j] and z[j] != low[j] and z[j] != high[j]:

@@ -10,13 +10,13 @@ import math
 
 import numpy as np
 
-from sepsa.heads.math.ridge import due
+from sepsa.restoration import due
 from sepsa.stream.experts.expert import Expert
 from sepsa.stream.experts.frame import given, size
+from sepsa.stream.experts.network_parts import HIDDEN, heads, parts
 from sepsa.stream.kernels.body import backward, forward, optimizer_step
 from sepsa.stream.kernels.compilation import called, inlined, kernel
 from sepsa.stream.kernels.head import answer, learn_row, leverage, restore
-from sepsa.stream.kernels.parts import BODY, Field, Part, Record, work
 from sepsa.stream.kernels.robust import (
     FOLLOW_WEIGHT,
     HUGE,
@@ -28,107 +28,8 @@ from sepsa.stream.kernels.robust import (
     plausible_weight,
     scale_constant_inputs,
 )
-from sepsa.stream.kernels.views import Group
+from sepsa.stream.kernels.weigh import weigh
 
-# The part of φ = [hidden units, inputs, 1] that a head sees: its end, from some hidden unit on, or hidden units and 1.
-END, HIDDEN = range(2)
-TEMPERATURES = 17  # inverse ones, from 1/2 in steps of √2, those of `calibration.INVERSE_TEMPERATURES`
-POSITIVE = (np.finfo(float).tiny, None)
-
-
-def grow_first_layer(old, new, before, after):
-    """Growth of the body's weights: those of new inputs come after those of the others, in the first layer."""
-    cut, end = (sizes["inputs"] * sizes["width"] for sizes in (before, after))
-    new[:cut], new[end:] = old[:cut], old[cut:]
-
-
-def grow_before_bias(old, new, before, after):
-    """Growth of a part whose last axis are a head's features: new inputs come before the bias, which is the last."""
-    keep = np.r_[0 : before["p"] - 1, after["p"] - 1]
-    new[tuple(slice(0, length) for length in old.shape[:-1])][..., keep] = old
-
-
-def grow_triangle(old, new, before, after):
-    """Growth of U, whose columns lie one after the other, in the same way."""
-    keep = np.r_[0 : before["p"] - 1, after["p"] - 1]
-    for j, column in enumerate(keep):
-        new[column * (column - 1) // 2 + keep[:j]] = old[j * (j - 1) // 2 : j * (j - 1) // 2 + j]
-
-
-def unscaled(sizes):
-    """The scale of an input or output: 0 before the first value that differs, 1 where nothing is standardized."""
-    return 0.0 if sizes["standardize"] else 1.0
-
-
-COUNTS = Record(
-    steps=int,
-    beta1_power=Field(float, start=1),  # β1^steps and β2^steps
-    beta2_power=Field(float, start=1),
-    outliers=int,
-    weight=float,  # the typical one of a row
-    evidence=float,  # the discounted number of rows
-    best=Field(int, bounds=(0, "heads - 1")),  # the head with the largest weight, and the step since which it is
-    since=int,
-)
-parts = Group(
-    given,
-    "network",
-    Part("THETA", BODY, ("parameters",), grows=grow_first_layer),
-    Part("FIRST", BODY, ("parameters",), grows=grow_first_layer),
-    Part("SECOND", BODY, ("parameters",), grows=grow_first_layer, bounds=(0, None)),
-    Part("MEAN", float, ("inputs",)),
-    Part("SCALE", float, ("inputs",), start=unscaled, bounds=(0, None)),
-    Part("TYPICAL", float, ("inputs",), bounds=(0, None)),
-    Part("TYPICAL_RUN", float, ("inputs",)),
-    Part("USUAL", float, ("inputs",), bounds=(0, None)),
-    Part("LATE", float, ("inputs",), bounds=(0, None)),
-    Part("GAIN", float, ("outputs",), start=unscaled, bounds=(0, None)),
-    Part("ERROR", float, ("outputs", 3), bounds=(0, None)),
-    Part("ERROR_RUN", float, ("outputs", 3)),
-    Part("RANGE", float, ("outputs", 2), start=lambda sizes: (1.0, 0.0)),  # low above high: no target yet
-    Part("CALIBRATION", float, (TEMPERATURES,)),
-    Part("COUNTS", COUNTS),
-    work("UNIT", float, ("features",)),  # zero before and after a call
-    work("B", float, ("features",)),
-    work("E", float, ("outputs",)),
-    work("P", float, ("outputs",)),
-    work("PHI", float, ("batch", "stride")),
-    work("HEADS", float, ("batch", "heads", "outputs")),  # the outputs of each head
-    work("OMEGA", float, ("batch",)),
-    work("SHARE", float, ("batch",)),  # of a typical row in what the experts learn
-    work("GRADIENT", BODY, ("parameters",)),
-    work("DELTA", BODY, ("deltas",)),
-    work("UNITS", BODY, ("batch", "units")),
-    work("SLOPES", BODY, ("batch", "units")),
-)
-NUMBERS = Record(
-    forgetting=float,
-    ridge=Field(float, unit=("rows", 1)),
-    cursor=Field(int, bounds=(0, "p - 1")),  # the coordinate whose ridge is restored next
-    samples=Field(float, unit=("rows", 1)),  # effective ones
-    loss=float,  # the discounted one
-    weight=float,  # in the mixture of heads
-)
-heads = Group(
-    given,
-    "heads",
-    Part("NUMBERS", NUMBERS),
-    Part("W", float, ("outputs", "p"), grows=grow_before_bias),
-    Part("U", float, ("triangle",), grows=grow_triangle),
-    Part("D", float, ("p",), grows=grow_before_bias, bounds=POSITIVE, unit=("rows", -1)),
-    Part("RIDGE", float, ("p",), grows=grow_before_bias, bounds=POSITIVE, unit=("rows", 1)),
-    Part("PRIOR", float, ("outputs", "p"), grows=grow_before_bias),
-    Part("ENERGY", float, ("outputs",), bounds=(0, None)),
-    sizes=dict.fromkeys(("subset", "units", "p", "triangle")),
-    repeated=True,
-)
-
-PATIENCE = 64.0  # rows with an input at 4 times its former typical distance, after which its scale is changed
-CHANGED = 4.0  # factor of a typical distance by which it has changed, up or down
-EXTREME = 12.0, 1.0 / 64.0  # factors at which the scale is changed at once
-TYPICAL = 0.7  # distance of an input that was constant in the first rows: about that of a normal distribution
-LARGEST_CHANGE = 1e3
-NEGLIGIBLE = 0.01  # weight of a head among those that see the body, below which it teaches the body nothing
 FARTHEST_LOSS = 2.0  # plausible errors, to which an error is clipped in the loss of a head
 
 
@@ -185,18 +86,16 @@ def ask_heads(model, i, real):
 @called
 def weigh_rows(model, rows, real):
     """Fill the weights of the batch's rows; returns whether an input that was constant so far got a scale."""
-    x, y, weights, omega = given.X(model), given.Y(model), given.WEIGHT(model), parts.OMEGA(model)
-    mean, scale, typical, counts = parts.MEAN(model), parts.SCALE(model), parts.TYPICAL(model), parts.COUNTS(model)
-    share, rescaled = parts.SHARE(model), False
+    x, y, weights, rescaled = given.X(model), given.Y(model), given.WEIGHT(model), False
+    mean, scale, typical, typical_run, counts = parts.views("MEAN SCALE TYPICAL TYPICAL_RUN COUNTS", model)
+    omega, share, gain = parts.views("OMEGA SHARE GAIN", model)
     if size.standardize(model):
-        gain = parts.GAIN(model)
         for i in range(rows):
             if weights[i] > 0.0 and scale_constant_inputs(mean, scale, gain, x[i], y[i]):
                 rescaled = True
         if rescaled:
             for i in range(rows):
                 pass_forward(model, i, real)
-    typical_run = parts.TYPICAL_RUN(model)
     for i in range(rows):
         omega[i] = weights[i]
         if size.robust(model):
@@ -220,8 +119,8 @@ def rescale_input(model, j, g):
     for h in range(size.heads(model)):
         if heads.subset(model, h) == HIDDEN:
             continue
-        p, ridge, W = heads.p(model, h), heads.NUMBERS(model, h).ridge, heads.W(model, h)
-        U, D, ridge_left, prior = heads.U(model, h), heads.D(model, h), heads.RIDGE(model, h), heads.PRIOR(model, h)
+        p, ridge = heads.p(model, h), heads.NUMBERS(model, h).ridge
+        W, U, D, ridge_left, prior = heads.views("W U D RIDGE PRIOR", model, h)
         r = p - 1 - d + j
         anew = g < 1.0 and D[r] * ridge_left[r] > 0.5
         for i in range(r):
@@ -237,14 +136,17 @@ def rescale_input(model, j, g):
 
 @inlined
 def rescale_changed_inputs(model):
-    """Rescale inputs whose typical distance has changed: after `PATIENCE` rows, or at once where it is extreme."""
-    typical, usual, late = parts.TYPICAL(model), parts.USUAL(model), parts.LATE(model)
+    """Rescale inputs whose typical distance has changed by a factor of 4 for 64 rows, or at once where it is extreme.
+
+    An input that was constant in the first rows had a distance of 0.7, about that of a normal distribution.
+    """
+    typical, usual, late = parts.views("TYPICAL USUAL LATE", model)
     for j in range(typical.size):
         if typical[j] > 0.0:
-            change = typical[j] / (usual[j] if usual[j] > 0.0 else TYPICAL)
-            late[j] = late[j] + 1.0 if change > CHANGED or change < 1.0 / CHANGED else 0.0
-            if late[j] > PATIENCE or (late[j] > 0.0 and (change > EXTREME[0] or change < EXTREME[1])):
-                rescale_input(model, j, min(max(change, 1.0 / LARGEST_CHANGE), LARGEST_CHANGE))
+            change = typical[j] / (usual[j] if usual[j] > 0.0 else 0.7)
+            late[j] = late[j] + 1.0 if change > 4.0 or change < 0.25 else 0.0
+            if late[j] > 64.0 or (late[j] > 0.0 and (change > 12.0 or change < 1.0 / 64.0)):
+                rescale_input(model, j, min(max(change, 1e-3), 1e3))
                 late[j] = 0.0
 
 
@@ -253,13 +155,10 @@ def rescale_changed_inputs(model):
 
 @called
 def score_heads(model, rows):
-    """Add the errors of the batch to each head's discounted loss, and weigh the heads by their losses.
-
-    π_h ∝ (loss_h)^(-power · evidence/2): the posterior of heads under normal errors of unknown variance.
-    """
-    options, counts, count = given.OPTIONS(model), parts.COUNTS(model), size.heads(model)
-    y, answers, omega = given.Y(model), parts.HEADS(model), parts.OMEGA(model)
-    gain, error, robust = parts.GAIN(model), parts.ERROR(model), size.robust(model)
+    """Add the errors of the batch to each head's discounted loss, and weigh the heads by their losses."""
+    options, y, count, robust = given.OPTIONS(model), given.Y(model), size.heads(model), size.robust(model)
+    counts, answers, omega, gain, error = parts.views("COUNTS HEADS OMEGA GAIN ERROR", model)
+    losses, weights = parts.views("LOSSES WEIGHTS", model)
     counts.evidence *= options.discount
     for h in range(count):
         heads.NUMBERS(model, h).loss *= options.discount
@@ -274,19 +173,11 @@ def score_heads(model, rows):
                     off = min(off, FARTHEST_LOSS * plausible_error(error, k), HUGE)
                 loss += gain[k] * off * off
             heads.NUMBERS(model, h).loss += share * loss
-    least = math.inf
     for h in range(count):
-        least = min(least, heads.NUMBERS(model, h).loss)
-    total, best, top = 0.0, 0, 0.0
+        losses[h] = heads.NUMBERS(model, h).loss
+    best = weigh(losses, 0.5 * options.power * counts.evidence, 1e-300, 0.0, weights)
     for h in range(count):
-        numbers = heads.NUMBERS(model, h)
-        ratio = (numbers.loss + 1e-300) / (least + 1e-300)
-        numbers.weight = math.exp(-0.5 * options.power * counts.evidence * math.log(ratio))
-        total += numbers.weight
-        if numbers.weight > top:
-            best, top = h, numbers.weight
-    for h in range(count):
-        heads.NUMBERS(model, h).weight /= total
+        heads.NUMBERS(model, h).weight = weights[h]
     if best != counts.best:
         counts.best, counts.since = best, counts.steps
 
@@ -301,10 +192,9 @@ def target(model, i, k):
 @inlined
 def absorb(model, h, rows, rescaled):
     """Let head h learn the batch; returns φᵀBφ of the last row, and leaves the new outputs of a single row."""
-    W, U, D, energy = heads.W(model, h), heads.U(model, h), heads.D(model, h), heads.ENERGY(model, h)
-    e, b, answers, omegas = parts.E(model), parts.B(model), parts.HEADS(model), parts.OMEGA(model)
-    phis, error, robust = parts.PHI(model), parts.ERROR(model), size.robust(model)
-    spread = 0.0
+    W, U, D, energy = heads.views("W U D ENERGY", model, h)
+    e, b, answers, omegas, phis, error = parts.views("E B HEADS OMEGA PHI ERROR", model)
+    spread, robust = 0.0, size.robust(model)
     for i in range(rows):
         if omegas[i] > 0.0:
             seen = seen_by(model, phis[i], h)
@@ -328,9 +218,8 @@ def absorb(model, h, rows, rescaled):
 @inlined
 def learn_head(model, h, rows, total, rescaled):
     """Let head h forget, learn the batch and restore its ridge; returns φᵀBφ, and whether a ridge was restored."""
-    numbers, energy, counts = heads.NUMBERS(model, h), heads.ENERGY(model, h), parts.COUNTS(model)
-    U, D, W = heads.U(model, h), heads.D(model, h), heads.W(model, h)
-    prior, ridge_left, lam, p = heads.PRIOR(model, h), heads.RIDGE(model, h), numbers.forgetting, heads.p(model, h)
+    numbers, energy, U, D, W, prior, ridge_left = heads.views("NUMBERS ENERGY U D W PRIOR RIDGE", model, h)
+    counts, lam, p = parts.COUNTS(model), numbers.forgetting, heads.p(model, h)
     if lam < 1.0:
         for j in range(p):
             D[j] /= lam
@@ -351,13 +240,13 @@ def learn_head(model, h, rows, total, rescaled):
 @inlined
 def pull_of_heads(model, i, rows, trust, share, known, delta):
     """delta: the derivative of the loss of row i by the last layer, over the heads that see it."""
-    answers, y, gain, error = parts.HEADS(model), given.Y(model), parts.GAIN(model), parts.ERROR(model)
+    y, (answers, gain, error) = given.Y(model), parts.views("HEADS GAIN ERROR", model)
     hidden, m, robust = size.hidden(model), size.outputs(model), size.robust(model)
     for j in range(hidden):
         delta[j] = 0.0
     for h in range(size.heads(model)):
         units, part = heads.units(model, h), heads.NUMBERS(model, h).weight / share if share > 0.0 else 1.0
-        if units == 0 or part < NEGLIGIBLE:
+        if units == 0 or part < 0.01:  # which would teach the body nothing
             continue
         W = heads.W(model, h)
         if not known:
@@ -400,8 +289,8 @@ def learn_body(model, rows, known, real):
 @called
 def follow_rows(model, rows, spread):
     """Update the quantiles of errors, the range of plausible targets, the typical weight and the count of outliers."""
-    out, weights, omegas, counts = given.OUT(model), given.WEIGHT(model), parts.OMEGA(model), parts.COUNTS(model)
-    error, error_run, bounds = parts.ERROR(model), parts.ERROR_RUN(model), parts.RANGE(model)
+    out, weights = given.OUT(model), given.WEIGHT(model)
+    omegas, counts, error, error_run, bounds = parts.views("OMEGA COUNTS ERROR ERROR_RUN RANGE", model)
     widen = math.sqrt(1.0 + spread)
     for i in range(rows):
         if weights[i] <= 0.0:

@@ -19,8 +19,6 @@ from sepsa.stream.kernels.views import Group
 
 PAIRED = 10  # inputs of which products are taken
 RIDGE = 10.0
-EVERY = 64  # rows, of which one looks for a better input
-BETTER = 2.0  # times the gain of the input that it replaces
 FARTHEST = 1e6  # deviations of the targets, to which an answer is clipped
 
 
@@ -87,8 +85,7 @@ def forget(U, D, f, variance, b):
 @called
 def replace_input(model, place, new):
     """Let another input take this place."""
-    U, D, W, log_w, b = parts.U(model), parts.D(model), parts.W(model), parts.LOG_W(model), parts.B(model)
-    pairs = parts.PAIRS(model)
+    U, D, W, log_w, b, pairs = parts.views("U D W LOG_W B PAIRS", model)
     pairs[place] = new
     for j in range(place, pairs.size):
         start = 1 + j * (j + 3) // 2
@@ -102,7 +99,7 @@ def replace_input(model, place, new):
 
 @called
 def choose(model):
-    """Replace the input by which the trees gain least, if another one gains much more."""
+    """Replace the input by which the trees gain least, if another one gains more than twice as much."""
     gains, pairs, worst, best = trees.parts.GAINS(model), parts.PAIRS(model), 0, -1
     for j in range(pairs.size):
         if gains[pairs[j]] < gains[pairs[worst]]:
@@ -113,7 +110,7 @@ def choose(model):
             taken = taken or pairs[j] == i
         if not taken and (best < 0 or gains[i] > gains[best]):
             best = i
-    if best >= 0 and gains[best] > BETTER * gains[pairs[worst]]:
+    if best >= 0 and gains[best] > 2.0 * gains[pairs[worst]]:
         replace_input(model, worst, best)
 
 
@@ -136,12 +133,13 @@ def answer(model, e):
 
 @kernel(cost=1.2)
 def learn(model, e):
-    W, phi, b, y, trust = parts.W(model), parts.PHI(model), parts.B(model), row.Y(model), row.FACTS(model).trust
-    if trees.parts.STORED(model).ever % EVERY == 0:
+    y, trust = row.Y(model), row.FACTS(model).trust
+    U, D, W, phi, b, pairs, gain = parts.views("U D W PHI B PAIRS GAIN", model)
+    if trees.parts.STORED(model).ever % 64 == 0:
         choose(model)
-    expand(row.Z(model), parts.PAIRS(model), phi)  # an input may be another one, or have got its scale since the answer
-    g = rank_one(parts.U(model), parts.D(model), phi, 0, trust, b)
-    parts.GAIN(model).value = g
+    expand(row.Z(model), pairs, phi)  # an input may be another one, or have got its scale since the answer
+    g = rank_one(U, D, phi, 0, trust, b)
+    gain.value = g
     for k in range(y.size):
         weights, step = W[k], trust * (y[k] - tell(W[k], phi)) / g
         for j in range(phi.size):

@@ -10,7 +10,6 @@ from sepsa.stream.kernels.parts import Part, Record, work
 from sepsa.stream.kernels.views import Group
 
 SLOTS = 64  # of the keys whose last errors are kept
-FOLLOW = 0.5  # share of the last error in the running mean of a key
 
 last = Group(given, "last target", Part("VALUE", float, ("outputs",)))
 mean = Group(given, "mean", Part("VALUE", float, ("outputs",)), Part("ROWS", Record(count=float)))
@@ -72,7 +71,7 @@ def answer_errors(model, e):
 def learn_errors(model, e):
     answers, y, off = row.ANSWERS(model), row.Y(model), errors.KEYED(model)[errors.KEY(model).slot]
     for k in range(off.size):
-        off[k] += FOLLOW * (y[k] - answers[0, k] - off[k])
+        off[k] += 0.5 * (y[k] - answers[0, k] - off[k])
     return 0
 
 

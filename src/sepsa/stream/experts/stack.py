@@ -10,14 +10,13 @@ import math
 
 from sepsa.stream.kernels.compilation import called
 
-FORGETTING = 0.999
+STACK_FORGETTING = 0.999
 RIDGE = 5.0
 DISCOUNT = 0.99
 POWER = 2.0
 CAUTION = 200.0  # rows: losses of n rows count as those of n²/(n + CAUTION): few rows say little about experts
-EVERY = 4  # rows of which one solves for the weights of the stack, once there are `OFTEN`
-OFTEN = 256
 PRIOR = 2.0  # the logarithm of the network's weight before any row over that of another candidate
+FLOOR = 1e-12  # added to every loss
 
 
 @called
@@ -25,9 +24,9 @@ def remember(gram, moment, answers, y, omega):
     """Add a row with answers (experts, m) and targets y (m,) to the normal equations, which forget."""
     J = moment.size
     for i in range(J):
-        moment[i] *= FORGETTING
+        moment[i] *= STACK_FORGETTING
         for j in range(i + 1):
-            gram[i, j] *= FORGETTING
+            gram[i, j] *= STACK_FORGETTING
     for k in range(y.size):
         off = omega * (y[k] - answers[0, k])
         for i in range(J):
@@ -63,19 +62,6 @@ def solve(gram, moment, factor, w):
         w[i] = t / factor[i, i]
 
 
-@called
-def weigh(losses, evidence, weights):
-    """weights ∝ prior · loss^(-POWER · n/2), n = evidence²/(evidence + CAUTION); returns the largest one's place."""
-    least = losses[0]
-    for c in range(losses.size):
-        least = min(least, losses[c])
-    total, best, strength = 0.0, 0, 0.5 * POWER * evidence * evidence / (evidence + CAUTION)
-    for c in range(losses.size):
-        ratio = (losses[c] + 1e-12) / (least + 1e-12)
-        weights[c] = math.exp(-strength * math.log(ratio) - (PRIOR if c else 0.0))
-        total += weights[c]
-        if weights[c] > weights[best]:
-            best = c
-    for c in range(losses.size):
-        weights[c] /= total
-    return best
+def strength(evidence: float) -> float:
+    """The power of a loss in the weight of an expert, by the discounted number of rows. Kernels compile this too."""
+    return 0.5 * POWER * evidence * evidence / (evidence + CAUTION)

@@ -14,19 +14,15 @@ from sepsa.jit import Kernel
 from sepsa.stream.experts import network
 from sepsa.stream.experts.frame import given, row, size
 from sepsa.stream.experts.logarithm import take_logarithm
-from sepsa.stream.experts.stack import DISCOUNT, EVERY, OFTEN, remember, solve, weigh
+from sepsa.stream.experts.network_parts import parts as of_network
+from sepsa.stream.experts.stack import DISCOUNT, FLOOR, PRIOR, remember, solve, strength
 from sepsa.stream.kernels.compilation import called, inlined, kernel
 from sepsa.stream.kernels.parts import Field, Part, Record, work
 from sepsa.stream.kernels.robust import calibrate, first_scale, follow_errors, largest, plausible_error
 from sepsa.stream.kernels.views import Group, call
+from sepsa.stream.kernels.weigh import weigh
 
-CLIP = 8.0  # standardized inputs, for the experts other than the network
-WIDEST = 2.0**98  # the same, for trees
 FARTHEST = 1e6  # deviations, to which a target and the answers of models are clipped
-USUAL = 0.25  # deviations: an error that is plausible even where most targets are predicted exactly
-FAR = 8.0  # the same, for what the last target may be: under heavy tails it may lie beyond all plausible errors
-HEAVIEST = 10.0  # share of a row, in typical rows
-HEAVIEST_SQUARED = 1e6  # the same for the squared loss, in first rows
 
 COUNTS = Record(
     rows=int,
@@ -52,6 +48,7 @@ parts = Group(
     work("FACTOR", float, ("experts", "experts")),
 )
 ANSWER, LEARN = range(2)  # in `CALLS`
+strength_of = inlined(strength)
 X_AT, Y_AT, WEIGHT_AT, MODELS_AT, OUT_AT, LEVERAGE_AT = (
     given.slots.index(name) for name in ("X", "Y", "WEIGHT", "MODELS", "OUT", "LEVERAGE")
 )
@@ -60,9 +57,10 @@ X_AT, Y_AT, WEIGHT_AT, MODELS_AT, OUT_AT, LEVERAGE_AT = (
 @inlined
 def standardize(model, i):
     """Fill Z by row i, and the units of the outputs; returns whether the answers to this row are there already."""
-    x, z, wide, asked, unit = given.X(model)[i], row.Z(model), row.WIDE(model), parts.ASKED_X(model), row.UNIT(model)
-    mean, scale, gain = network.parts.MEAN(model), parts.SCALE(model), network.parts.GAIN(model)
+    x, (z, wide, unit) = given.X(model)[i], row.views("Z WIDE UNIT", model)
+    (asked, scale), (mean, gain) = parts.views("ASKED_X SCALE", model), of_network.views("MEAN GAIN", model)
     rows = parts.COUNTS(model).rows + 1
+    clip, widest = 8.0, 2.0**98  # of standardized inputs; the second for trees
     same = parts.ASKED(model).row == rows
     for k in range(unit.size):
         same = same and unit[k] == math.sqrt(gain[k])
@@ -70,8 +68,8 @@ def standardize(model, i):
     for j in range(x.size):
         same = same and asked[j] == x[j]
         off = (x[j] - mean[j]) * scale[j]
-        z[j] = np.float32(min(max(off, -CLIP), CLIP)) if off == off else 0.0  # rounded as in the window
-        wide[j] = min(max(off, -WIDEST), WIDEST) if off == off else math.nan
+        z[j] = np.float32(min(max(off, -clip), clip)) if off == off else 0.0  # rounded as in the window
+        wide[j] = min(max(off, -widest), widest) if off == off else math.nan
         asked[j] = x[j]
     parts.ASKED(model).row = rows
     return same
@@ -96,8 +94,8 @@ def ask_all(model, i):
 @called
 def mix(model, i):
     """Replace the network's prediction in out by the mixture of the experts and of their stack."""
-    answers, out, unit = row.ANSWERS(model), given.OUT(model)[i], row.UNIT(model)
-    stack, shares, experts = parts.STACK(model), parts.WEIGHT(model), size.experts(model)
+    out, (answers, unit) = given.OUT(model)[i], row.views("ANSWERS UNIT", model)
+    experts, (stack, shares) = size.experts(model), parts.views("STACK WEIGHT", model)
     for k in range(out.size):
         first = answers[0, k]
         stacked = first
@@ -114,31 +112,33 @@ def mix(model, i):
 @called
 def bound(model, i):
     """Fill the targets in units, within plausible errors of the prediction, the share of the row and its class."""
-    x, target, z, y = given.X(model)[i], given.Y(model)[i], row.Z(model), row.Y(model)
-    out, unit, counts = given.OUT(model)[i], row.UNIT(model), parts.COUNTS(model)
-    mean, scale = network.parts.MEAN(model), parts.SCALE(model)
+    x, target, out = given.X(model)[i], given.Y(model)[i], given.OUT(model)[i]
+    z, wide, y, seen, unit, facts = row.views("Z WIDE Y SEEN UNIT FACTS", model)
+    mean, (counts, scale, error, error_run) = of_network.MEAN(model), parts.views("COUNTS SCALE ERROR ERROR_RUN", model)
+    # An error of 0.25 deviations is plausible even where most targets are predicted exactly; under heavy tails the last
+    # target may lie beyond all plausible errors.
+    usual, last_target = 0.25, 8.0
+    heaviest = 10.0 if size.robust(model) else 1e6  # share of a row, in typical rows or in first rows
     for j in range(x.size):
         if scale[j] == 0.0:
             scale[j] = first_scale(x[j], mean[j])
             if scale[j] > 0.0:
-                z[j] = row.WIDE(model)[j] = 1.0 if x[j] > mean[j] else -1.0
-    share, trust, weight = min(network.parts.SHARE(model)[i], HEAVIEST), 1.0, given.WEIGHT(model)[i]
+                z[j] = wide[j] = 1.0 if x[j] > mean[j] else -1.0
+    share, trust, weight = min(of_network.SHARE(model)[i], heaviest), 1.0, given.WEIGHT(model)[i]
     if not size.robust(model):
         counts.first_weight = counts.first_weight if counts.first_weight > 0.0 else weight
-        share = min(weight / counts.first_weight, HEAVIEST_SQUARED)
-    error, error_run = parts.ERROR(model), parts.ERROR_RUN(model)
+        share = min(weight / counts.first_weight, heaviest)
     for k in range(y.size):
         y[k] = min(max(target[k] * unit[k], -FARTHEST), FARTHEST)
-        row.SEEN(model)[k] = y[k]
+        seen[k] = y[k]
         if size.robust(model) and not size.classes(model):
             predicted = min(max(out[k] * unit[k], -FARTHEST), FARTHEST)
-            off, limit = y[k] - predicted, max(network.FARTHEST_LOSS * plausible_error(error, k), USUAL)
+            off, limit = y[k] - predicted, max(network.FARTHEST_LOSS * plausible_error(error, k), usual)
             follow_errors(error, error_run, k, abs(off), 1.0)
-            row.SEEN(model)[k] = predicted + min(max(off, -max(limit, FAR)), max(limit, FAR))
+            seen[k] = predicted + min(max(off, -max(limit, last_target)), max(limit, last_target))
             if abs(off) > limit:
                 trust = min(trust, limit / abs(off))
                 y[k] = predicted + min(max(off, -limit), limit)
-    facts = row.FACTS(model)
     facts.share, facts.trust, facts.label = share, share * trust, largest(y)
     if y.size == 1 and not size.classes(model):
         take_logarithm(model, target[0], y[0], unit[0])
@@ -147,8 +147,9 @@ def bound(model, i):
 @called
 def score(model):
     """Add the row to the experts' losses, by which they are weighted, and to the normal equations of the stack."""
-    answers, y, share, counts = row.ANSWERS(model), row.Y(model), row.FACTS(model).share, parts.COUNTS(model)
-    losses, gram, moment = parts.LOSS(model), parts.GRAM(model), parts.MOMENT(model)
+    answers, y, facts = row.views("ANSWERS Y FACTS", model)
+    counts, losses, weights, gram, moment = parts.views("COUNTS LOSS WEIGHT GRAM MOMENT", model)
+    share = facts.share
     counts.rows += 1
     counts.evidence = DISCOUNT * counts.evidence + share
     for e in range(losses.size):
@@ -157,11 +158,11 @@ def score(model):
             off = min(abs(answers[e, k] - y[k]), FARTHEST)
             loss += off * off
         losses[e] = DISCOUNT * losses[e] + share * loss
-    best = weigh(losses, counts.evidence, parts.WEIGHT(model))
+    best = weigh(losses, strength_of(counts.evidence), FLOOR, PRIOR, weights)
     if best != counts.best:
         counts.best, counts.since = best, counts.rows
     remember(gram, moment, answers, y, share)
-    if counts.rows <= OFTEN or counts.rows % EVERY == 0:
+    if counts.rows <= 256 or counts.rows % 4 == 0:  # later the weights of the stack change little in a row
         solve(gram, moment, parts.FACTOR(model), parts.STACK(model))
 
 
@@ -204,9 +205,9 @@ def learn_row(model, i):
 @kernel(cost=1.5)
 def calibrate_row(model, i):
     """Add row i to the losses by which scores become probabilities."""
-    omega = network.parts.OMEGA(model)[i]
+    omega = of_network.OMEGA(model)[i]
     if omega > 0.0:
-        losses, p, discount = network.parts.CALIBRATION(model), network.parts.P(model), given.OPTIONS(model).calibration
+        losses, p, discount = of_network.CALIBRATION(model), of_network.P(model), given.OPTIONS(model).calibration
         calibrate(losses, given.OUT(model)[i], largest(given.Y(model)[i]), omega, discount, p)
     return 0
 

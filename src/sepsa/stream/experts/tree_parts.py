@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from sepsa.stream.experts.frame import given
@@ -150,3 +153,20 @@ parts = Group(
         Rule("LEAF_CUTS", "the code at which a leaf is divided", cuts),
     ),
 )
+
+
+def clear_trees(part: Callable[[str], Any]) -> None:
+    """Remove all trees; the rows stay."""
+    for name in ("VALUES", "SUMS", "LEAF_OF_ROW", "SPLIT_INPUTS"):
+        part(name)[:] = 0
+    part("SPLIT_THRESHOLDS")[:], part("CHILDREN")[:] = NOWHERE, -1
+    part("GROWTH")["tree"] = 0
+    clear_growth(part)
+
+
+def clear_growth(part: Callable[[str], Any]) -> None:
+    """Begin the tree in growth anew: what only it needs is at its start, and takes no place in a file."""
+    for name in ("HISTOGRAMS", "PACKED", "ORDER", "OTHERS"):
+        part(name)[:] = 0
+    growth = part("GROWTH")
+    growth["phase"], growth["cursor"], growth["rows"] = BEGIN, 0, 0

@@ -17,14 +17,11 @@ one operation: the sum of weights in its upper bits, and that of weighted residu
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from sepsa.stream.experts.expert import Expert
 from sepsa.stream.experts.frame import row, size
 from sepsa.stream.experts.tree_edges import code_of
 from sepsa.stream.experts.tree_growth import LEAST, grow
-from sepsa.stream.experts.tree_parts import BEGIN, NOWHERE, SAMPLE, parts
+from sepsa.stream.experts.tree_parts import NOWHERE, SAMPLE, parts
 from sepsa.stream.kernels.compilation import called, kernel
 
 
@@ -97,15 +94,6 @@ def boost(model, n):
         grow(model)
         steps += 1
     return steps
-
-
-def clear_trees(part: Callable[[str], Any]) -> None:
-    """Remove all trees; the rows stay."""
-    for name in ("VALUES", "SUMS", "LEAF_OF_ROW"):
-        part(name)[:] = 0
-    part("SPLIT_THRESHOLDS")[:], part("CHILDREN")[:] = NOWHERE, -1
-    growth = part("GROWTH")
-    growth["tree"], growth["phase"], growth["cursor"] = 0, BEGIN, 0
 
 
 EXPERT = Expert(parts, answer, learn)

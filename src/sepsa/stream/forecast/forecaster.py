@@ -17,9 +17,10 @@ from sepsa.states import schema
 from sepsa.states.objects import Saves, check_stamp, rebuilt_as, stamp
 from sepsa.states.plain import pack_label, unpack_labels
 from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.forecast import show
 from sepsa.stream.forecast.clock import HISTORY, Clock, Place
 from sepsa.stream.forecast.history import IMAGINED, MOST_LAGS, History, Purpose
-from sepsa.stream.forecast.model import KNOWN, ForecastModel, Settings, interval
+from sepsa.stream.forecast.model import KNOWN, ForecastModel, Settings, interval, quantile
 from sepsa.stream.forecast.rows import ONLY, Table, arranged, in_order, read_inputs, read_table, read_values
 from sepsa.stream.forecast.seasons import check_seasons
 from sepsa.stream.forecast.times import Moments, Time, read_time
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 LARGEST = {"horizon": 2000, "lags": MOST_LAGS}
 NO_ROW = "the forecaster has learned no row yet: call fit, learn_one or prequential first"
+SHOWN = 8  # steps, and series, that a notebook shows
 AGGREGATES = ("error", "first", "last", "mean", "sum")
 
 
@@ -288,7 +290,7 @@ class SepSAForecaster(Saves):
 
         Args:
             Y: Values (n, series) or (n,), an array or a frame; NaN is missing.
-            X: Exogenous inputs (n, inputs).
+            X: Exogenous inputs (n, inputs), or (n,) of one input.
             horizon: Number of rows to forecast, at most that of the constructor; None for that.
             times: Times of the rows, as for `learn_one`: an array, a Series, a DatetimeIndex, or the name of a column
                 of the frame Y. None: the DatetimeIndex of a frame, if it has one.
@@ -337,7 +339,7 @@ class SepSAForecaster(Saves):
             raise ValueError(f"Y must be rows (n, series) or (n,), got an array of shape {np.shape(Y)}")
         empty = np.empty((len(table.values), 0))
         inputs = Table(empty, [], False, None, "") if X is None else read_table("X", X)
-        if len(inputs.values) != len(table.values) or inputs.flat:
+        if len(inputs.values) != len(table.values):
             raise ValueError(f"X must be rows ({len(table.values)}, inputs), got an array of shape {np.shape(X)}")
         if self._names is not None:
             table = table._replace(values=arranged("Y", self._names, table), names=self._names)
@@ -579,7 +581,7 @@ class SepSAForecaster(Saves):
 
         Args:
             y: Values (n,) or (n, series): an array, or a Series or frame of pandas or Polars.
-            X: Exogenous inputs (n, inputs).
+            X: Exogenous inputs (n, inputs), or (n,) of one input.
             times: As for `prequential`.
 
         Returns:
@@ -597,7 +599,7 @@ class SepSAForecaster(Saves):
 
         Args:
             y: Values (n,) or (n, series) of the rows after those learned.
-            X: Exogenous inputs (n, inputs).
+            X: Exogenous inputs (n, inputs), or (n,) of one input.
             times: As for `prequential`.
 
         Returns:
@@ -606,27 +608,64 @@ class SepSAForecaster(Saves):
         self._learn_table(y, X, times, False, False, "learn")
         return self
 
-    def predict(self, horizon: int | None = None, X: Any = None, *, coverage: float | None = None) -> Any:
+    def check(self, y: Any, X: Any = None, *, times: Any = None) -> None:
+        """Raise the error that `update` raises for these rows; nothing changes.
+
+        Args:
+            y: As for `update`.
+            X: As for `update`.
+            times: As for `update`.
+        """
+        table, _, _ = self._read(y, X, times)
+        if table.times is not None:
+            self._plan(self.clock(), table.times)
+
+    def predict(
+        self,
+        horizon: int | None = None,
+        X: ArrayLike | None = None,
+        *,
+        coverage: float | Sequence[float] | None = None,
+        quantiles: Sequence[float] | None = None,
+    ) -> Any:
         """Forecast the next rows as an array or, after frames of pandas or Polars, as a Series or frame with times.
 
         Args:
             horizon: Number of rows, at most that of the constructor; None for that.
-            X: Exogenous inputs (k, inputs) of these rows, as far as they are known.
-            coverage: A share in (0, 1) to return the lower and the upper ends too.
+            X: Exogenous inputs (k, inputs), or (k,) of one input, of these rows, as far as they are known.
+            coverage: A share in (0, 1) to return the lower and the upper ends too, or several shares.
+            quantiles: Levels in (0, 1) to return these quantiles of the forecasts too.
 
         Returns:
-            Forecasts (horizon,) or (horizon, series); with `coverage` a tuple of forecasts, lower ends and upper ends.
-            A frame of Polars has the times in the column whose name was given as `times`.
+            Forecasts (horizon,) or (horizon, series); with one `coverage` a tuple of forecasts, lower ends and upper
+            ends. With several shares, a tuple of forecasts and a dict of both ends by share; with `quantiles`, of
+            forecasts and a dict of values by level. A frame of Polars has the times in the column whose name was given
+            as `times`.
         """
-        xs = None
-        if X is not None:
-            table = read_table("X", X)
-            names = self._inputs if table.names == list(range(len(self._inputs))) else table.names
-            xs = [dict(zip(names, row, strict=True)) for row in table.values.tolist()]
-        made, quantiles = self._forecast(horizon, xs)
-        parts = [made] if coverage is None else [made, *interval(quantiles, check_coverage(coverage), self._limits)]
-        framed = [self._framed(part) for part in parts]
-        return framed[0] if coverage is None else tuple(framed)
+        if coverage is not None and quantiles is not None:
+            raise ValueError("coverage or quantiles must be given, got both: coverage 0.9 is quantiles=[0.05, 0.95]")
+        single = np.ndim(coverage) == 0
+        several: Any = () if coverage is None else [coverage] if single else coverage
+        shares = [check_coverage(share) for share in several]
+        levels = [check_coverage(level, "quantiles") for level in quantiles or ()]
+        steps = self._check_horizon(horizon if self.every == 1 else None)  # a block has the inputs of all its rows
+        xs = None if X is None else self._rows_ahead(X, steps)
+        made, known = self._forecast(horizon, xs)
+        forecast = self._framed(made)
+        if not shares and not levels:
+            return forecast
+        ends = {share: tuple(map(self._framed, interval(known, share, self._limits))) for share in shares}
+        if shares and single:
+            return (forecast, *ends[shares[0]])
+        return forecast, ends | {level: self._framed(quantile(known, level, self._limits)) for level in levels}
+
+    def _rows_ahead(self, X: ArrayLike, steps: int) -> list[dict[Hashable, float]]:
+        """The exogenous inputs of rows to forecast by name."""
+        table = read_table("X", X)
+        if len(table.values) > steps:
+            raise ValueError(f"X must have at most the {steps} rows that are forecast, got {len(table.values)}")
+        values = arranged("X", self._inputs, table)
+        return [dict(zip(self._inputs, row, strict=True)) for row in values.tolist()]
 
     def _framed(self, values: Floats) -> Any:
         """Values (m, H) in the shape of the rows that were learned."""
@@ -664,24 +703,33 @@ class SepSAForecaster(Saves):
             coverage: The intervals that are drawn.
             ax: The axes to draw on; None for new ones.
         """
-        import matplotlib.pyplot as plt
-
         if self._model is None or self._names is None:
             raise ValueError(NO_ROW)
+        if series is not None and series not in self._names:
+            raise ValueError(f"series must be one of {schema.brief(self._names)}, got {series!r}")
         j = 0 if series is None else self._names.index(series)
-        ax = ax or plt.subplots(figsize=(8, 3))[1]
-        past = self._model.recent()[j]
-        steps = range(1 - len(past), self._history.reach() + 1)
+        past, (made, known) = self._model.recent()[j], self._forecast(None, None)
+        steps = range(1 - len(past), made.shape[1] + 1)
         when = [self._clock.ahead(h) for h in steps] if self._clock.grid else list(steps)
-        ahead = when[len(past) :]
-        ax.plot(when[: len(past)], past, color="black", lw=1)
-        made, quantiles = self._forecast(None, None)
-        for share in coverage:
-            low, high = interval(quantiles, check_coverage(share), self._limits)
-            ax.fill_between(ahead, low[j], high[j], color="#1f5fbf", alpha=0.2, lw=0)
-        ax.plot(ahead, made[j], color="#1f5fbf")
-        ax.set(title=str(self._names[j]))
-        return ax
+        bands = [[end[j] for end in interval(known, check_coverage(share), self._limits)] for share in coverage]
+        return show.draw(ax, "" if self._flat else str(self._names[j]), when, past, made[j], bands)
+
+    def _repr_html_(self) -> str:
+        """The forecaster in a notebook: its options and, once it has rows, the next forecasts with intervals."""
+        if self._model is None or self._names is None:
+            return show.html(repr(self), [])
+        try:
+            made, known = self._forecast(None, None)
+        except ValueError:  # blocks need inputs ahead, or are over
+            return show.html(repr(self), [])
+        low, high = interval(known, 0.9, self._limits)
+        first = min(made.shape[1], SHOWN)
+        rows = [
+            (h + 1, "" if time is None else time, "" if self._flat else name, made[j, h], low[j, h], high[j, h])
+            for h, time in enumerate(self.times(first))
+            for j, name in enumerate(self._names[:SHOWN])
+        ]
+        return show.html(repr(self), rows)
 
     # ------------------------------------------------------------------ saving
 
@@ -782,8 +830,8 @@ def check_bounds(bounds: Any) -> tuple[float, float]:
     return ends
 
 
-def check_coverage(coverage: float) -> float:
+def check_coverage(coverage: float, name: str = "coverage") -> float:
     """A share in (0, 1)."""
     if isinstance(coverage, bool) or not isinstance(coverage, (int, float)) or not 0 < coverage < 1:
-        raise ValueError(f"coverage must be a share in (0, 1), got {coverage!r}")
+        raise ValueError(f"{name} must be a share in (0, 1), got {coverage!r}")
     return float(coverage)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
 from functools import lru_cache
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ import numpy as np
 from sepsa.jit import Kernel, compile_kernels
 from sepsa.states import schema
 from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.forecast import former
 from sepsa.stream.forecast.kernels import parts, rescale, step
 from sepsa.stream.forecast.kernels.heads import FIRST_ROWS
 from sepsa.stream.kernels.memory import Layout, Memory
@@ -20,6 +20,8 @@ from sepsa.stream.scales import moments, trimmed
 
 LEVELS: Floats = np.array([0.005, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975, 0.995])  # of errors
 SCORES: Floats = np.array([NormalDist().inv_cdf(level) for level in LEVELS])  # of normal errors
+# An error moves a quantile as far as a rate of 0.02 moves its level, where errors are normal with mean size 1.
+STEPS: Floats = 0.02 * np.sqrt(np.pi / 2) / np.array([NormalDist().pdf(score) for score in SCORES])
 KNOWN = len(LEVELS) + 1  # quantiles of errors, and the number of errors
 OPTIONS = np.array(tuple(field.start for field in parts.OPTIONS.fields.values()), parts.OPTIONS.dtype)
 SAVED = {"own": ("heads", parts.OWN), "joint": ("heads", parts.JOINT)} | {
@@ -74,7 +76,7 @@ class Settings(NamedTuple):
             "forgettings": len(self.forgetting),
             "seasons": len(self.seasons),
             "longest": longest,
-            "recent": max(self.lags, longest + 2 + self.horizon),
+            "recent": max(self.lags, (longest or parts.TREND_ROWS) + 2 + self.horizon),
             "levels": len(LEVELS),
             "angles": len(self.angles()),
         }
@@ -131,7 +133,8 @@ class ForecastModel:
             heads("LEFT")[:], heads("D")[:] = plan("RIDGE"), 1 / plan("RIDGE")
         given = memory.of("fixed")
         given("FORGETTING")[:], given("LIMITS")[:] = settings.forgetting, settings.bounds
-        given("ANGLES")[:], given("PERIODS")[:], given("LEVELS")[:] = settings.angles(), settings.seasons, LEVELS
+        given("ANGLES")[:], given("PERIODS")[:] = settings.angles(), settings.seasons
+        given("LEVELS")[:], given("STEPS")[:] = LEVELS, STEPS
         given("EXOGENOUS_RIDGE")[:] = settings.ridge
         for group, ridge in (("stack", parts.STACK_RIDGE), ("exogenous", settings.ridge)):
             memory("LEFT", group)[:], memory("D", group)[:] = ridge, 1 / ridge
@@ -191,13 +194,13 @@ class ForecastModel:
     def forecast(self, E: Floats) -> tuple[Floats, Floats]:
         """The forecasts (m, H) after the last row, and their quantiles (KNOWN, m, H); E (k, q) are the rows ahead."""
         part, inputs = self.part, self.memory.of("exogenous")
-        made, ends = part("TOLD").copy(), part("TOLD_ENDS").copy()
-        if len(E):
+        made, ends = part("TOLD").copy(), part("TOLD_ENDS")[0].copy()
+        if E.size:
             deviation = np.sqrt(np.where(inputs("VARIANCE") > 0, inputs("VARIANCE"), np.inf))
             x = np.clip(np.nan_to_num((E - inputs("MEAN")) / deviation), -step.CLIPPED, step.CLIPPED)
             more = part("SCALE")[:, None] * np.einsum("jhq,hq->jh", inputs("W")[:, : len(E)], x)
             made[:, : len(E)] += more
-            ends[..., : len(E)] += more
+            ends[..., : len(E)] = part("TOLD_ENDS")[1, ..., : len(E)] + more
         judged, limits = part("JUDGED"), self.settings.bounds
         made = np.where(judged[:, :1] > 0, made, np.nan)
         return np.clip(made, *limits), np.concatenate([np.clip(ends, *limits), judged[None, :, 1:]])
@@ -233,7 +236,7 @@ class ForecastModel:
 
         Only a new model loads, which is dropped after an error.
         """
-        new = schema.read(entry, renamed(state_dict), set(SAVED))
+        new = schema.read(entry, former.in_form(state_dict, set(SAVED), self.memory.layout.sizes), set(SAVED))
         for name, (group, copy) in SAVED.items():
             self.memory.load(new.entries(name, set(self.memory.names(group))), group, copy)
         self._check(new)
@@ -260,25 +263,6 @@ class ForecastModel:
                 raise schema.damaged(f"{new.path('shared')}['SCALE']", f"that of {name!r}", "another")
 
 
-def renamed(state: Any) -> Any:
-    """A saved state with today's names of parts, where it has those before the head on exogenous inputs was a group."""
-    if not isinstance(state, Mapping) or set(state) != {*SAVED} - {"exogenous"}:
-        return state
-    if not all(isinstance(group, Mapping) for group in state.values()):
-        return state
-    names = {"K": "GAIN", "R": "RESTORED", "C": "FIRST"}
-    moved = {"drift": "MEAN", "spread2": "VARIANCE", "XU": "U", "XD": "D", "XW": "W", "XT": "TURN", "XK": "LEFT"}
-    new = {
-        group: {names.get(name, str(name).upper()): value for name, value in own.items() if name not in moved}
-        for group, own in state.items()
-    }
-    new["exogenous"] = {name: state["shared"][old] for old, name in moved.items() if old in state["shared"]}
-    gain_left_ridge = new["exogenous"].get("LEFT")
-    if isinstance(gain_left_ridge, np.ndarray) and gain_left_ridge.ndim == 2 and len(gain_left_ridge) == 3:
-        new["exogenous"]["LEFT"] = gain_left_ridge[1]
-    return new
-
-
 def own_terms(j: int, series: int, lags: int, season: int) -> list[Term]:
     """Inputs of series j's own heads: its value, its lags less the value, and the changes of the other series.
 
@@ -300,23 +284,26 @@ def joint_terms(series: int, lags: int, season: int) -> list[Term]:
     return [Term(i, 0, i, k) for k in kept for i in range(series)]
 
 
-def interval(quantiles: Floats, coverage: float, bounds: tuple[float, float]) -> tuple[Floats, Floats]:
-    """The two ends (...) of the interval of this coverage, from quantiles (KNOWN, ...) of LEVELS.
+def quantile(known: Floats, level: float, bounds: tuple[float, float]) -> Floats:
+    """The quantile (...) of this level, from quantiles (KNOWN, ...) of LEVELS.
 
     Between levels, and beyond the outermost, quantiles are linear in those of the normal distribution. Of n errors the
     next is as likely the largest as any other, and no interval that is drawn from them has more than the share
-    n / (n + 1): with fewer errors than that needs, the ends are those of `bounds`.
+    n / (n + 1): with fewer errors than that needs, the quantile is that of `bounds`.
     """
-    middle = quantiles[len(LEVELS) // 2]
-    few = quantiles[-1] < (1 - 1e-9) * coverage / (1 - coverage)
-
-    def end(level: float) -> Floats:
-        score = NormalDist().inv_cdf(min(max(level, 1e-12), 1 - 1e-12))
-        if abs(score) > SCORES[-1]:
-            outer = quantiles[0 if score < 0 else len(LEVELS) - 1]
-            return np.asarray(middle + (outer - middle) * abs(score) / SCORES[-1])
+    middle, outside = known[len(LEVELS) // 2], 2 * min(level, 1 - level)  # of an interval that ends here
+    few = known[-1] < (1 - 1e-9) * (1 - outside) / outside
+    score = NormalDist().inv_cdf(min(max(level, 1e-12), 1 - 1e-12))
+    if abs(score) > SCORES[-1]:
+        outer = known[0 if score < 0 else len(LEVELS) - 1]
+        end = middle + (outer - middle) * abs(score) / SCORES[-1]
+    else:
         at = int(np.clip(np.searchsorted(SCORES, score), 1, len(SCORES) - 1))
         part = (score - SCORES[at - 1]) / (SCORES[at] - SCORES[at - 1])
-        return np.asarray(quantiles[at - 1] + part * (quantiles[at] - quantiles[at - 1]))
+        end = known[at - 1] + part * (known[at] - known[at - 1])
+    return np.where(few, bounds[int(level > 0.5)], end)
 
-    return np.where(few, bounds[0], end((1 - coverage) / 2)), np.where(few, bounds[1], end((1 + coverage) / 2))
+
+def interval(known: Floats, coverage: float, bounds: tuple[float, float]) -> tuple[Floats, Floats]:
+    """The two ends (...) of the interval of this coverage, from quantiles (KNOWN, ...) of LEVELS."""
+    return quantile(known, (1 - coverage) / 2, bounds), quantile(known, (1 + coverage) / 2, bounds)

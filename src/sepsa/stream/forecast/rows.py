@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sepsa.stream.columns.cells import DATE, date_formats, read_cell
+from sepsa.stream.columns.cells import DATE, date_formats
+from sepsa.stream.columns.frame import as_pandas
+from sepsa.stream.columns.reader import column_of
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.forecast.times import Moments, read_times
 from sepsa.stream.kernels.robust import HUGE
@@ -29,14 +31,16 @@ class Table(NamedTuple):
 
 
 def read_table(what: str, data: Any, times: Any = None) -> Table:
-    """Rows from an array, a masked array, a Series or a frame of pandas or Polars.
+    """Rows from an array, a masked array, a Series or a frame of pandas, Polars or another library.
 
     `times` are times, or the name of the column that has them; None takes a DatetimeIndex or PeriodIndex.
     """
     names: list[Hashable] | None = None
+    polars = type(data).__module__.startswith("polars.")
+    data = data if polars else as_pandas(data)
     index = getattr(data, "index", None)
     pandas = hasattr(index, "dtype") and hasattr(data, "iloc")
-    frame = "pandas" if pandas else "polars" if type(data).__module__.startswith("polars.") else ""
+    frame = "pandas" if pandas else "polars" if polars else ""
     column = times if isinstance(times, str) else ""
     if column:
         if column not in getattr(data, "columns", ()):
@@ -52,8 +56,10 @@ def read_table(what: str, data: Any, times: Any = None) -> Table:
     if values.ndim not in (1, 2):
         raise ValueError(f"{what} must be rows (n, columns) or (n,), got an array of shape {values.shape}")
     rows = np.ascontiguousarray(values[:, None] if values.ndim == 1 else values)
-    if names is None:
-        names = [ONLY] if flat else list(range(rows.shape[1]))
+    if names is None and what == "X" and flat and isinstance(getattr(data, "name", None), str) and data.name:
+        names = [data.name]
+    elif names is None:
+        names = [ONLY] if flat and what != "X" else list(range(rows.shape[1]))
     moments = None if times is None else read_times(times)
     if moments is not None and len(moments.seconds) != len(rows):
         raise ValueError(f"times must be those of {len(rows)} rows, got {len(moments.seconds)}")
@@ -85,10 +91,12 @@ def numbers(what: str, data: Any) -> Floats:
     """An array of numbers, NaN where one is missing or masked; an error for infinite ones."""
     if isinstance(data, np.ma.MaskedArray):
         data = np.ma.filled(data.astype(np.float64), np.nan)
-    elif hasattr(data, "to_numpy"):
-        data = refuse_dates(what, data).to_numpy()
-    if getattr(getattr(data, "dtype", None), "kind", "") in ("m", "M"):
-        raise ValueError(f"{what} must be numbers, or NaN where they are missing, got dates or durations")
+    elif hasattr(data, "columns"):
+        columns = [data.iloc[:, j] if hasattr(data, "iloc") else data[name] for j, name in enumerate(data.columns)]
+        parts = [numbers_of(what, name, column) for name, column in zip(data.columns, columns, strict=True)]
+        data = np.stack(parts, 1) if parts else np.empty(data.shape)
+    elif hasattr(data, "to_numpy") or getattr(getattr(data, "dtype", None), "kind", "") in ("m", "M"):
+        data = numbers_of(what, getattr(data, "name", None), data)
     try:
         values = np.array(data, np.float64)
     except (TypeError, ValueError) as error:
@@ -98,19 +106,19 @@ def numbers(what: str, data: Any) -> Floats:
     return values
 
 
-def refuse_dates(what: str, data: Any) -> Any:
-    """The frame, unless a column of it has dates or texts: an error names it, and `times` for dates of Y."""
-    for name in getattr(data, "columns", ()):
-        values = data[name].to_numpy()
-        objects = values.tolist() if values.ndim == 1 and values.dtype.kind in "MOUT" else ()
-        some = next((one for one in objects if one is not None and one == one), None)
-        dates = values.dtype.kind == "M" or isinstance(some, date)
-        if dates or (isinstance(some, str) and (is_iso(some) or date_formats(some))):
-            cure = f"give times={name!r}" if what != "X" else "leave it out"
-            raise ValueError(f"{what} must be numbers, got dates in the column {name!r}: {cure}")
-        if isinstance(some, str) and read_cell(some)[0] == "text":
-            raise ValueError(f"{what} must be numbers, got {some[:40]!r} in the column {name!r}: leave it out")
-    return data
+def numbers_of(what: str, name: Any, series: Any) -> Floats:
+    """The numbers of a column; an error names it where it has dates, and `times` for dates of Y, or texts."""
+    where = f" in the column {name!r}" if name is not None else ""
+    try:
+        column = column_of(series)
+    except TypeError as error:
+        raise ValueError(f"{what} must be numbers, got {error}{where}: leave it out") from None
+    if column.times is not None or (column.texts and date_formats(column.texts[0])):
+        cure = f": give times={name!r}" if where and what != "X" else ": leave it out"
+        raise ValueError(f"{what} must be numbers, got dates{where}{cure}")
+    if column.texts:
+        raise ValueError(f"{what} must be numbers, got {column.texts[0][:40]!r}{where}: leave it out")
+    return column.numbers
 
 
 def arranged(what: str, known: list[Hashable], table: Table) -> Floats:

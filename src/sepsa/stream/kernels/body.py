@@ -8,8 +8,6 @@ from sepsa.stream.kernels.compilation import inlined
 
 IDENTITY, RELU, TANH, SIGMOID, GELU, FOURIER = range(6)
 SGD, RMSPROP, ADAM = range(3)
-FAR = 16.0  # typical distances of an input from its mean, at which it is clipped
-NEAR = 6.0  # standardized distance within which no input is clipped
 
 
 @inlined
@@ -33,9 +31,8 @@ def cosines(a, slope):
         real(math.sqrt(2.0)),
     )
     one, two = real(1.0), real(2.0)
-    c2, c4, c6, c8, c10, c12 = (
-        real(-1 / 2), real(1 / 24), real(-1 / 720), real(1 / 40320), real(-1 / 3628800), real(1 / 479001600)
-    )  # fmt: skip
+    c2, c4, c6, c8 = real(-1 / 2), real(1 / 24), real(-1 / 720), real(1 / 40320)
+    c10, c12 = real(-1 / 3628800), real(1 / 479001600)
     s3, s5, s7, s9, s11 = real(-1 / 6), real(1 / 120), real(-1 / 5040), real(1 / 362880), real(-1 / 39916800)
     for i in range(a.size):
         k = math.floor(a[i] * inverse + half)
@@ -98,12 +95,13 @@ def activate(code, a, slope):
 @inlined
 def clip_bound(typical):
     """The standardized distance from the mean at which an input with this typical distance is clipped."""
-    return max(NEAR, FAR * typical)
+    never, farthest = 6.0, 16.0  # a distance within which no input is clipped; typical distances
+    return max(never, farthest * typical)
 
 
 @inlined
 def standardized(x, mean, scale, typical, robust):
-    """(x - mean) · scale, at most `FAR` typical distances from zero where `robust`; 0 where x is missing."""
+    """(x - mean) · scale, within `clip_bound` of zero where `robust`; 0 where x is missing."""
     if scale == 0.0 or x != x:
         return 0.0
     z = (x - mean) * scale

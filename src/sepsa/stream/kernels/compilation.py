@@ -11,6 +11,7 @@ from numba import njit, types
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 
+from sepsa import candidates, restoration
 from sepsa.jit import Kernel, cached
 
 # The order of sums may change; NaN and Inf keep their meaning: a diverged body is recognized by them.
@@ -59,10 +60,13 @@ inlined = njit(forceinline=True, **_PART)
 called = njit(**_PART)
 compiled = cached(**OPTIONS)
 
-_FOLDERS = (Path(__file__).parent, Path(__file__).parents[1] / "experts")
+_MODULES = (
+    *(Path(__file__).parent, Path(__file__).parents[1] / "experts"),
+    *(Path(module.__file__) for module in (restoration, candidates)),
+)
 _SIGNATURE = types.int64(types.CPointer(types.int64), types.int64)  # type: ignore[no-untyped-call]
 
 
 def kernel(cost: float) -> Callable[[Callable[..., Any]], Kernel]:
     """A decorator for a function (model, index) -> integer that is called by its address; `cost` as in `Kernel`."""
-    return lambda function: Kernel(function, _SIGNATURE, cost, _FOLDERS, OPTIONS)
+    return lambda function: Kernel(function, _SIGNATURE, cost, _MODULES, OPTIONS)

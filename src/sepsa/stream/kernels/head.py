@@ -11,7 +11,10 @@ diagonal. A row that stands for ω samples costs one pass over U (Bierman), 3p²
 
 from __future__ import annotations
 
+from sepsa.restoration import lack
 from sepsa.stream.kernels.compilation import inlined
+
+lacking = inlined(lack)
 
 
 @inlined
@@ -115,7 +118,7 @@ def learn_row(U, D, W, energy, phi, start, e, omega, b):
 def restore(U, D, W, energy, prior, ridge_left, ridge, cursor, count, unit, e, b):
     """Restore the ridge of `count` coordinates, each by a row √r e_j with the prior as target; returns the next one."""
     for _ in range(count):
-        r = ridge - ridge_left[cursor]
+        r = lacking(ridge, ridge_left[cursor])
         if r > 0.0:
             unit[cursor] = 1.0
             for k in range(e.size):

@@ -6,6 +6,7 @@ What a learner stores is one vector, of which every part is a view: to copy it c
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 from sepsa.states import schema
 from sepsa.stream.kernels.parts import BODY, Part, Record, Sizes, limit
 from sepsa.stream.kernels.views import EMPTY, Frame, Group
+
+SHAPES = "SHAPES"  # the entry of a saved group with the shapes of its parts, and of what was saved of each
 
 
 class Place(NamedTuple):
@@ -118,18 +121,31 @@ class Memory:
 
     # ------------------------------------------------------------------ saving and loading
 
-    def save(self, group: str, copy: int = 0) -> dict[str, Any]:
-        """Copies of the parts of a group, for a file."""
-        return {name: saved(self(name, group, copy)) for name in self.names(group)}
+    def save(self, group: str, copy: int = 0, whole: bool = True) -> dict[str, Any]:
+        """Copies of the parts of a group, for a file; if not `whole`, without the ends of axes that are at the start.
+
+        Room for rows that have not come, and trees that have not grown, take no place in a file.
+        """
+        places = {name: self.layout.places[group, copy, name] for name in self.names(group)}
+        if whole:
+            return {name: saved(view(self.vector, place)) for name, place in places.items()}
+        parts = {name: begun(self.vector, place) for name, place in places.items()}
+        pairs = [(*places[name].shape, *part.shape) for name, part in parts.items()]
+        return {name: saved(part) for name, part in parts.items()} | {SHAPES: np.concatenate(pairs).astype(np.int64)}
 
     def load(self, entries: schema.Entries, group: str, copy: int = 0, key: str = "{}", flat: bool = False) -> None:
         """Read the parts of a group from what `save` returned; a ValueError names the entry that is wrong.
 
         `key` makes the name of an entry from that of a part; `flat` says that arrays were saved without their axes.
+        Ends of axes that `save` has left out stay at their start.
         """
+        shapes = shapes_of(self.layout.groups[group], entries)
         for name in self.names(group):
             place = self.layout.places[group, copy, name]
-            read(entries, key.format(name), place, view(self.vector, place), flat)
+            whole, there = shapes.get(name, (place.shape, place.shape))
+            if whole != place.shape or any(map(operator.gt, there, whole)):
+                raise entries.damaged(SHAPES, f"{place.shape} or less for {name}", (whole, there))
+            read(entries, key.format(name), place, view(self.vector, place), there, flat)
         for rule in self.layout.groups[group].rules:
             if not rule.holds(self.of(group, copy)):
                 raise entries.damaged(rule.part, rule.expected, schema.brief(saved(self(rule.part, group, copy))))
@@ -184,6 +200,30 @@ def view(vector: NDArray[Any], place: Place) -> NDArray[Any]:
     return cells.view(place.dtype)[: math.prod(place.shape)].reshape(place.shape)  # type: ignore[no-any-return]
 
 
+def shapes_of(group: Group, entries: schema.Entries) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The shape of each part of a group, and of what was saved of it; empty where all was."""
+    if SHAPES not in entries.values:
+        return {}
+    parts = [part for part in group.parts if part.kept]
+    numbers = entries.array(SHAPES, (2 * sum(len(part.shape) for part in parts),), np.int64, low=0).tolist()
+    shapes, at = {}, 0
+    for part in parts:
+        middle = at + len(part.shape)
+        end = middle + len(part.shape)
+        shapes[part.name], at = (tuple(numbers[at:middle]), tuple(numbers[middle:end])), end
+    return shapes
+
+
+def begun(vector: NDArray[Any], place: Place) -> NDArray[Any]:
+    """A part without the ends of its axes that hold what they held before any row, bit for bit."""
+    own = view(vector, place)
+    if own.dtype.names is not None or callable(place.part.start) or not own.size:
+        return own
+    bits = f"u{own.dtype.itemsize}"
+    changed = np.nonzero(own.view(bits) != np.array(place.part.start, own.dtype).view(bits))
+    return own[tuple(slice(0, int(places.max()) + 1 if places.size else 0) for places in changed)]
+
+
 def saved(part: Any) -> Any:
     """A copy of a part for a file: a record is a vector."""
     if part.dtype.names is None:
@@ -199,8 +239,8 @@ def divided(values: Any, by: float, power: int) -> Any:
     return values
 
 
-def read(entries: schema.Entries, key: str, place: Place, into: Any, flat: bool) -> None:
-    """Read a part from a saved entry, with its bounds."""
+def read(entries: schema.Entries, key: str, place: Place, into: Any, there: tuple[int, ...], flat: bool) -> None:
+    """Read a part, of which `there` is the shape that was saved, from a saved entry, with its bounds."""
     if isinstance(place.part.dtype, Record):
         fields = place.part.dtype.fields
         vector = entries.array(key, (len(fields),), place.part.dtype.saved)
@@ -210,9 +250,9 @@ def read(entries: schema.Entries, key: str, place: Place, into: Any, flat: bool)
             check_bounds(entries, key, np.float64(value), field.bounds, place.sizes, f" at {name!r}")
             into[name] = value
         return
-    array = entries.array(key, (into.size,) if flat else into.shape, into.dtype)
+    array = entries.array(key, (into.size,) if flat else there, into.dtype)
     check_bounds(entries, key, array, place.part.bounds, place.sizes)
-    into[...] = array.reshape(into.shape)
+    into[tuple(map(slice, there))] = array.reshape(there)
 
 
 def check_bounds(entries: schema.Entries, key: str, values: Any, bounds: Any, sizes: Sizes, where: str = "") -> None:

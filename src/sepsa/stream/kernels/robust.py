@@ -9,17 +9,8 @@ from sepsa.stream.kernels.compilation import inlined
 
 ROUNDING = 1e-12  # the relative distance from a constant within which a value equals it
 STEP = 0.05  # of the logarithm of a quantile
-LIKELY_RUN = 4.16  # -log of the probability of a run, 1/64, above which the quantile moves faster
-FASTEST = 12.0, 5.0  # bounds of the logarithms of the factor by which it does, and of one move of the quantile
-LEAST_QUANTILE = 1e-300
-IMPLAUSIBLE = 4.5  # in units of the median error: 3 standard deviations of a normal distribution
-FOURTH = 0.25  # of the 80 % quantile: the least unit of errors where most targets are predicted exactly
-VERY_FAR = 4.0  # limits of an error, beyond which its weight falls as the square of its size
-LARGEST_TYPICAL = 4.0  # distance of an input at its first value
-HEAVY = 10.0  # in units of the typical weight
 FOLLOW_WEIGHT = 0.01  # share of a row in the typical weight
 HUGE = 1e100  # so that squares, and their weighted sums, stay finite
-QUANTILES = (0.5, 0.8, 0.9)  # of the sizes of errors; the last makes the intervals of predictions and moves faster
 
 
 @inlined
@@ -56,16 +47,17 @@ def follow_quantile(value, quantile, run, tau, step):
     """
     if quantile == 0.0:
         return value, 0.0
+    likely, fastest, largest_move, least = 4.16, 12.0, 5.0, 1e-300  # -log 1/64; logarithms; a quantile
     if value > quantile:
         run, chance = max(run, 0.0) + 1.0, math.log(1.0 - tau)
         move = step * tau
     else:
         run, chance = min(run, 0.0) - 1.0, math.log(tau)
         move = -step * (1.0 - tau)
-    unlikely = -abs(run) * chance - LIKELY_RUN
+    unlikely = -abs(run) * chance - likely
     if unlikely > 0.0:
-        move *= math.exp(min(unlikely / 3.0, FASTEST[0]))
-    return min(max(quantile * math.exp(min(max(move, -FASTEST[1]), FASTEST[1])), LEAST_QUANTILE), HUGE), run
+        move *= math.exp(min(unlikely / 3.0, fastest))
+    return min(max(quantile * math.exp(min(max(move, -largest_move), largest_move)), least), HUGE), run
 
 
 @inlined
@@ -74,8 +66,8 @@ def plausible_error(error, k):
 
     By the median alone, every error would be implausible where most targets are predicted exactly.
     """
-    size = max(error[k, 0], FOURTH * error[k, 1])
-    return IMPLAUSIBLE * size if size > 0.0 else math.inf
+    size = max(error[k, 0], 0.25 * error[k, 1])
+    return 4.5 * size if size > 0.0 else math.inf  # 3 standard deviations of a normal distribution
 
 
 @inlined
@@ -89,17 +81,17 @@ def huber_weight(e, error):
         size, limit = abs(e[k]), plausible_error(error, k)
         if size > limit:
             ratio = limit / size
-            weight = min(weight, ratio * min(1.0, VERY_FAR * ratio))
+            weight = min(weight, ratio * min(1.0, 4.0 * ratio))
     return weight
 
 
 @inlined
 def plausible_weight(weight, usual):
     """A sample's weight; above ten usual weights it falls with the weight given, down to the usual one."""
-    weight = min(weight, HUGE)
-    if usual == 0.0 or weight <= HEAVY * usual:
+    weight, heavy = min(weight, HUGE), 10.0 * usual
+    if usual == 0.0 or weight <= heavy:
         return weight
-    return max(usual, HEAVY * usual * (HEAVY * usual / weight))
+    return max(usual, heavy * (heavy / weight))
 
 
 @inlined
@@ -117,7 +109,7 @@ def follow_inputs(x, mean, scale, typical, typical_run):
                 if z > bound:
                     weight = min(weight, (bound / z) ** 2)
                 if typical[j] == 0.0:
-                    typical[j] = min(z, LARGEST_TYPICAL)
+                    typical[j] = min(z, 4.0)  # a first value may lie far away
                 else:
                     typical[j], typical_run[j] = follow_quantile(z, typical[j], typical_run[j], 0.5, STEP)
     return weight
@@ -137,12 +129,13 @@ def clip_to_range(out, bounds):
 def follow_errors(error, error_run, k, size, widen):
     """Update the quantiles of |error| of output k by an error of this size, which for intervals is divided by `widen`.
 
-    The weights of rows depend on the first two, the intervals on the last.
+    The weights of rows depend on the first two, the intervals on the last, which moves faster.
     """
+    levels = (0.5, 0.8, 0.9)
     for t in range(3):
         shown = size / widen if t == 2 else size
         step = 2.0 * STEP if t == 2 else STEP
-        error[k, t], error_run[k, t] = follow_quantile(shown, error[k, t], error_run[k, t], QUANTILES[t], step)
+        error[k, t], error_run[k, t] = follow_quantile(shown, error[k, t], error_run[k, t], levels[t], step)
 
 
 @inlined

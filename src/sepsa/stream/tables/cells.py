@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,9 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from sepsa.stream.columns.cells import Column, column_of_texts
-from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.columns.cells import Column
+from sepsa.stream.columns.reader import column_of, column_of_values
 from sepsa.stream.tables.reading import Reading
+
+NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal, pa.types.is_null)
 
 
 class TableError(ValueError):
@@ -42,9 +43,25 @@ class RowBlock:
     def __len__(self) -> int:
         return len(self.lines)
 
-    def bad_row(self, i: int, reason: str) -> BadRow:
-        """Row i as one that cannot be learned."""
-        return BadRow(int(self.lines[i]), reason, self.raw(i))
+
+class UsableRows:
+    """Which rows of a block can be used, and the others with their reason."""
+
+    def __init__(self, block: RowBlock) -> None:
+        self.block, self.good, self.bad = block, np.ones(len(block), bool), list(block.bad)
+
+    def refuse(self, rows: Any, reason: str | Callable[[int], str]) -> None:
+        """Leave out rows, by their numbers or a mask, unless they are already; `reason` may depend on the number."""
+        for i in np.arange(len(self.block))[rows].tolist():
+            if self.good[i]:
+                said = reason if isinstance(reason, str) else reason(i)
+                self.bad.append(BadRow(int(self.block.lines[i]), said, self.block.raw(i)))
+                self.good[i] = False
+
+    @property
+    def rows(self) -> NDArray[np.intp]:
+        """The numbers of the rows that can be used."""
+        return np.flatnonzero(self.good)
 
 
 def column_of_arrow(name: str, array: Any, categorical: bool, reading: Reading) -> Column:
@@ -53,37 +70,29 @@ def column_of_arrow(name: str, array: Any, categorical: bool, reading: Reading) 
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
         array = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
-    if pa.types.is_dictionary(kind) and not is_text(kind.value_type):
-        array = array.dictionary_decode()
-        kind = array.type
     if categorical and not (pa.types.is_dictionary(kind) or is_text(kind)):
         array = pc.cast(array, pa.string())
-        kind = array.type
-    if is_text(kind) or pa.types.is_dictionary(kind):
+    if categorical or pa.types.is_dictionary(kind) or is_text(kind):
         encoded = array if pa.types.is_dictionary(kind) else pc.dictionary_encode(array)
-        codes = pc.fill_null(encoded.indices.cast(pa.int32()), -1).to_numpy(zero_copy_only=False)
-        texts = ["" if text is None else text for text in encoded.dictionary.to_pylist()]
-        return column_of_texts(codes, texts, reading.decimal, categorical, reading.date_format)
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        micros = pc.cast(array, pa.timestamp("us", getattr(kind, "tz", None)), safe=False)
-        seconds = pc.cast(micros, pa.int64())
-        return Column(np.full(len(array), math.nan), times=to_floats(seconds) / 1e6)
-    if pa.types.is_time(kind) or pa.types.is_duration(kind):
-        array = pc.cast(array, pa.int32() if kind.bit_width == 32 else pa.int64())
-        kind = array.type
-    numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    if not (numeric or pa.types.is_decimal(kind) or pa.types.is_null(kind)):
-        raise TableError(
-            f"column {name!r} is of type {kind}, which is not a number, a date or a text: leave it out by --drop"
-        )
-    return Column(to_floats(array))
+        codes = filled(encoded.indices.cast(pa.int32()), np.int32(-1))
+        values = encoded.dictionary.to_pylist()
+        return column_of_values(codes, values, categorical, reading.decimal, reading.date_format)
+    if any(is_kind(kind) for is_kind in NUMBERS):
+        floats = array if pa.types.is_float64(kind) else pc.cast(array, pa.float64(), safe=False)
+        return Column(filled(floats, np.float64(np.nan)))
+    try:
+        return column_of(array.to_numpy(zero_copy_only=False))
+    except TypeError:
+        cure = "which is not a number, a date or a text: leave it out by --drop"
+        raise TableError(f"column {name!r} is of type {kind}, {cure}") from None
 
 
 def is_text(kind: Any) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view())
 
 
-def to_floats(array: Any) -> Floats:
-    floats = array if pa.types.is_float64(array.type) else pc.cast(array, pa.float64(), safe=False)
-    values: Floats = floats.to_numpy(zero_copy_only=False)
+def filled(array: Any, instead: Any) -> NDArray[Any]:
+    """The values of an Arrow array with a number of NumPy for null; `to_numpy` and `pa.scalar` would import pandas."""
+    null = pa.Array.from_buffers(array.type, 1, [None, pa.py_buffer(instead.tobytes())])[0]
+    values: NDArray[Any] = np.from_dlpack(pc.fill_null(array, null))
     return values

@@ -25,7 +25,7 @@ from sepsa.states.file import Header, lock
 from sepsa.states.objects import check_target, save_locked
 from sepsa.states.output import check_writable
 from sepsa.stream.columns.cells import read_cell
-from sepsa.stream.tables.cells import RowBlock, TableError
+from sepsa.stream.tables.cells import RowBlock, TableError, UsableRows
 from sepsa.stream.tables.checks import (
     check_columns,
     check_details,
@@ -67,10 +67,13 @@ class StreamRun:
         place = options.quarantine or default_quarantine(options)
         check_files(
             {
-                "the table": options.source, "--predictions": options.predictions, "--quarantine": place,
-                "--checkpoint": options.checkpoint, "--report": options.report,
+                "the table": options.source,
+                "--predictions": options.predictions,
+                "--quarantine": place,
+                "--checkpoint": options.checkpoint,
+                "--report": options.report,
             }
-        )  # fmt: skip
+        )
         if options.checkpoint is not None:
             self.target = check_target(options.checkpoint)
             held.enter_context(lock(self.target))
@@ -105,7 +108,7 @@ class StreamRun:
         self.unsaved = 0  # rows
         self.saved = False  # whether the checkpoint holds all that was learned
         self.left_out = LeftOut()
-        self.line = RunningLine(self.model, self.rows_at_start)
+        self.line = RunningLine(self.model, self.table.share)
 
     def run(self) -> int:
         """Learn the table; returns the exit code."""
@@ -167,7 +170,7 @@ class StreamRun:
             warn_of_columns(self.table.names, self.model, becomes="learned from here on")
 
     def _open_predictions(self, recorded: Any) -> Predictions:
-        return Predictions(self.options.predictions, header_of(self.asked), recorded)
+        return Predictions(self.options.predictions, header_of(self.asked), self.options.digits, recorded)
 
     def _learn_block(self, block: RowBlock) -> str | None:
         """Learn a block; returns the reason to stop, if there is one."""
@@ -175,8 +178,11 @@ class StreamRun:
         if len(block) and (self.unchecked or not self.model.trace.rows):
             self._check_first(block)
             self.unchecked = False
-        if self.options.strict and (bad := self.model.unusable(block)):
-            first = bad[0]
+        usable = UsableRows(block)
+        if self.options.strict:
+            self.model.refuse_rows(usable)
+        if self.options.strict and usable.bad:
+            first = min(usable.bad)
             block = before(block, first.line)
             reason = f"line {first.line}: {first.reason} (--strict)"
         result = self.model.learn(block, self.asked)
@@ -250,8 +256,9 @@ class StreamRun:
         files = {
             "the predictions": options.predictions or "standard output",
             "the bad rows": self.quarantine.path if lost and kept else None,
-            "the model": options.checkpoint if self.saved else None, "the report": options.report,
-        }  # fmt: skip
+            "the model": options.checkpoint if self.saved else None,
+            "the report": options.report,
+        }
         written = [f"{what} to {path}" for what, path in files.items() if path is not None]
         say("written: " + ", ".join(written) + ("" if self.saved else "; the model is not saved"))
         return many_lost(self.left_out, code)
@@ -320,7 +327,7 @@ def predict_table(saved: Path, options: DetailOptions) -> int:
         first = list(itertools.islice(blocks, 1))
         for block in first:
             check_kinds(block, model)
-        predictions = Predictions(options.predictions, header_of(asked))
+        predictions = Predictions(options.predictions, header_of(asked), options.digits)
         if predictions.output is not None:
             held.callback(predictions.output.close)
         for block in itertools.chain(first, blocks):

@@ -17,7 +17,7 @@ from sepsa.stream.tables.exits import NEWEST_FIRST
 from sepsa.stream.tables.formats import TextReader
 from sepsa.stream.tables.inspection import spelled
 from sepsa.stream.tables.model import BlockResult
-from sepsa.stream.tables.output import Misuse, Predictions, error_of, print_text, quote, say
+from sepsa.stream.tables.output import Misuse, Predictions, error_of, print_text, quote, say, speller
 from sepsa.stream.tables.reading import cure_of
 from sepsa.stream.tables.report import ticks, write_template
 from sepsa.stream.tables.series import ForecastTable, date_of
@@ -28,8 +28,8 @@ class ForecastFile(Predictions):
 
     def write(self, result: BlockResult) -> None:
         if self.output is not None:
-            rows = zip(result.lines.tolist(), result.predictions, strict=True)
-            self.output.write("".join([f"{line},{numbers(made)}\n" for line, made in rows]))
+            made_of = (",".join(map(self.spell, made.ravel().tolist())) for made in result.predictions)
+            self.output.write("".join(map("{},{}\n".format, result.lines.tolist(), made_of)))
 
 
 class ForecastRun(StreamRun):
@@ -49,7 +49,7 @@ class ForecastRun(StreamRun):
             )
         steps = range(1, self.model.horizon + 1)
         header = ",".join(["line", *(quote(f"{name}+{h}") for h in steps for name in self.model.target)])
-        return ForecastFile(self.options.predictions, header + "\n", recorded)
+        return ForecastFile(self.options.predictions, header + "\n", self.options.digits, recorded)
 
     def _check_first(self, block: RowBlock) -> None:
         model = self.model
@@ -116,8 +116,9 @@ class ForecastRun(StreamRun):
                 f"--target {', '.join(self.model.target)} has no number in the last rows: nothing to forecast"
             )
         self._check_ahead()
-        rows = last_forecast(self.model)
-        print_text("".join(",".join(quote(str(cell)) for cell in row) + "\n" for row in rows))
+        rows, spell = last_forecast(self.model), speller(self.options.digits, printed=True)
+        cells = ([spell(cell) if isinstance(cell, float) else quote(str(cell)) for cell in row] for row in rows)
+        print_text("".join(",".join(row) + "\n" for row in cells))
         if any(row[-1] == "" for row in rows):
             say("no interval where low and high are empty: no error of such a forecast has been measured yet")
         for line in beside_naive(self.model):
@@ -132,11 +133,6 @@ def reversing(source: Path | None) -> str:
         return ""
     name = shlex.quote(str(source))
     return f", as (head -n 1 {name}; tail -n +2 {name} | tac) > oldest-first.csv does"
-
-
-def numbers(made: Floats) -> str:
-    """Forecasts (horizon, series) as cells of a row, with as many digits as they need."""
-    return ",".join(map(repr, made.ravel().tolist()))
 
 
 def last_forecast(model: ForecastTable) -> list[tuple[Any, ...]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +22,8 @@ import pyarrow as pa
 import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 
-from sepsa.stream.columns.cells import MISSING, Column, column_of_texts
+from sepsa.stream.columns.cells import MISSING, Column
+from sepsa.stream.columns.reader import column_of_objects
 from sepsa.stream.tables import lexer, records
 from sepsa.stream.tables.cells import BadRow, RowBlock, TableError, column_of_arrow
 from sepsa.stream.tables.reading import Reading
@@ -76,6 +76,10 @@ class TableReader:
         """The rows before further missing values are removed."""
         raise NotImplementedError
 
+    def share(self) -> float | None:
+        """The share of the table that was read; None where its size is not known."""
+        raise NotImplementedError
+
 
 class TextReader(TableReader):
     """A table of records that end with a line break; a subclass parses each batch of them."""
@@ -95,6 +99,10 @@ class TextReader(TableReader):
     def _block(self, batch: RecordBatch) -> RowBlock:
         raise NotImplementedError
 
+    def share(self) -> float | None:
+        size = self.records.source.size
+        return None if size is None else min(self.records.offset / size, 1.0)
+
 
 class CsvReader(TextReader):
     """A CSV file whose first line names the columns."""
@@ -109,7 +117,7 @@ class CsvReader(TextReader):
         bom = 3 if start.startswith(b"\xef\xbb\xbf") else 0
         line = re.split(rb"[\r\n]", start[bom:].lstrip(b"\r\n"), maxsplit=1)[0]
         self.separator = reading.sep or find_separator(line.decode(errors="replace"))
-        self.records = Records(source, ord(self.separator), ord('"'))
+        self.records = Records(source, self.separator)
         self.names = self._read_header()
         self.resumed = resume is not None and self.records.resume(resume)
         self._texts: set[str] = set()  # the columns with texts or dates in the previous block
@@ -128,7 +136,6 @@ class CsvReader(TextReader):
         except UnicodeDecodeError:
             encoding = spell_encoding(self.source.encoding)
             raise TableError(f"{name} is not in {encoding}: {encoding_cure(encoding)}") from None
-        csv.field_size_limit(records.LONGEST + 1)
         cells = next(csv.reader([text], delimiter=self.separator))
         return check_names([cell.strip() or f"column {i + 1}" for i, cell in enumerate(cells)], name)
 
@@ -202,11 +209,14 @@ class CsvReader(TextReader):
             arrow_csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=self.names),
             arrow_csv.ParseOptions(delimiter=self.separator, newlines_in_values=b'"' in data),
             arrow_csv.ConvertOptions(
-                check_utf8=False, include_columns=used, null_values=MISSING, strings_can_be_null=True,
+                check_utf8=False,
+                include_columns=used,
+                null_values=MISSING,
+                strings_can_be_null=True,
                 column_types={name: text if name in texts else number for name in used},
                 decimal_point=self.reading.decimal,
             ),
-        )  # fmt: skip
+        )
 
 
 class JsonLinesReader(TextReader):
@@ -219,7 +229,7 @@ class JsonLinesReader(TextReader):
         self.source, self.is_utf8 = source, source.is_utf8
         if source.peek().lstrip().startswith(b"["):
             raise TableError(f"{source.name} is one JSON array: write one object a line, as jq -c '.[]' does")
-        self.records = Records(source, 256, 256)  # 256 is not a byte, so nothing separates or quotes
+        self.records = Records(source)
         self.resumed = resume is not None and self.records.resume(resume)
 
     def _block(self, batch: RecordBatch) -> RowBlock:
@@ -259,15 +269,7 @@ class JsonLinesReader(TextReader):
         categorical = name in self.categorical
         if categorical:
             values = [None if v is None else v if isinstance(v, str) else json.dumps(v) for v in values]
-        if not any(isinstance(value, str) for value in values):
-            return Column(np.array([as_float(value) for value in values]))
-        texts = {text: i for i, text in enumerate(dict.fromkeys(v for v in values if isinstance(v, str)))}
-        codes = np.array([texts[v] if isinstance(v, str) else -1 for v in values], np.int32)
-        column = column_of_texts(codes, list(texts), self.reading.decimal, categorical, self.reading.date_format)
-        for i, value in enumerate(values):
-            if not isinstance(value, str):
-                column.numbers[i] = as_float(value)
-        return column
+        return column_of_objects(values, categorical, self.reading.decimal, self.reading.date_format)
 
 
 class ArrowReader(TableReader):
@@ -293,6 +295,7 @@ class ArrowReader(TableReader):
         except (pa.ArrowException, OSError) as error:
             raise TableError(f"{self.name} cannot be read: {one_line(error)}") from None
         self.names = check_names(list(schema.names), self.name)
+        self._named = {each.name for each in schema if pa.types.is_dictionary(each.type)}  # whose values are names
         identity = hashlib.sha256(str(schema).encode())
         if path is not None:
             with open(path, "rb") as file:
@@ -307,12 +310,20 @@ class ArrowReader(TableReader):
         used = [name for name in self.names or () if name not in self.drop]
         try:
             for batch in self._batches(used):
-                columns = {n: column_of_arrow(n, batch.column(n), n in self.categorical, self.reading) for n in used}
+                named = self.categorical | self._named
+                columns = {n: column_of_arrow(n, batch.column(n), n in named, self.reading) for n in used}
                 lines = np.arange(self._row + 1, self._row + 1 + len(batch))
                 self._row += len(batch)
                 yield RowBlock(columns, lines, as_json(batch), [], {"table": self._identity, "row": self._row})
         except (pa.ArrowException, OSError) as error:
             raise TableError(f"{self.name} cannot be read behind row {self._row}: {one_line(error)}") from None
+
+    def share(self) -> float | None:
+        if isinstance(self._file, pq.ParquetFile):
+            rows = self._file.metadata.num_rows
+        else:
+            rows = self._file.count_rows() if hasattr(self._file, "count_rows") else 0  # of a file, not of a stream
+        return self._row / rows if rows else None
 
     def _batches(self, used: list[str]) -> Iterator[Any]:
         """Record batches from row `self._row` on."""
@@ -401,14 +412,6 @@ def check_names(names: list[str], table: str) -> list[str]:
             raise TableError(f"{table} has two columns {name[:100]!r}: rename one of them")
         seen.add(name)
     return names
-
-
-def as_float(value: Any) -> float:
-    """A JSON number; ±Inf for an integer too large."""
-    try:
-        return math.nan if value is None or isinstance(value, str) else float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
 
 
 def is_utf8(data: bytes) -> bool:

@@ -14,7 +14,7 @@ from sepsa.states.tree import not_finite
 from sepsa.stream.columns.inputs import DATE_PARTS
 from sepsa.stream.tables.formats import kind_of_file
 from sepsa.stream.tables.model import TableModel
-from sepsa.stream.tables.output import error_of
+from sepsa.stream.tables.output import duration, error_of
 
 
 def what_it_is(path: Path) -> str:
@@ -66,7 +66,7 @@ def inspect(path: Path) -> dict[str, Any]:
         "format": header.format,
         "written by": f"sepsa {header.library}",
         "saved": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(header.saved)),
-        "age": age(time.time() - header.saved),
+        "age": duration(time.time() - header.saved),
         "configuration": header.configuration,
         "tensors": len(header.tensors),
         "bytes": header.bytes,
@@ -114,11 +114,3 @@ def column_names(model: TableModel) -> list[str]:
 def spelled(value: Any) -> str:
     """The value of an option as on the command line."""
     return (",".join(map(str, value)) or "nothing") if isinstance(value, tuple) else str(value)
-
-
-def age(seconds: float) -> str:
-    """A duration in its largest unit."""
-    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(seconds, 0):.0f} seconds"

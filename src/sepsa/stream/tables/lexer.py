@@ -1,90 +1,79 @@
-"""The lexer of CSV: it finds where records end. It is compiled, because it reads every byte of a stream.
+"""The lexer of CSV: it finds where records end, by the reader of the standard library where there are quotes.
 
-A quote opens a quoted part only at the start of a field, and a doubled quote is a literal one, as in Arrow's reader.
+A quote opens a quoted part only at the start of a cell, and a doubled quote is a literal one, as in Arrow's reader.
 Records end with LF, CRLF or CR.
 """
 
 from __future__ import annotations
 
-from sepsa.jit import cached
+import csv
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+from typing import NamedTuple
 
-LF, CR, NUL = 10, 13, 0
+import numpy as np
+from numpy.typing import NDArray
 
 BLANK, HAS_NUL, OPEN_QUOTE = 1, 2, 4  # flags of a record
+BEHIND = "behind the last line"
+csv.field_size_limit((1 << 31) - 1)  # `limit` is the limit
 
 
-@cached()
-def line_end(data, at):
-    """The place behind the line break after a place, which ends with LF, CRLF or CR; the size if there is none."""
-    while at < data.size:
-        c = data[at]
-        at += 1
-        if c == LF:
-            break
-        if c == CR:
-            if at < data.size and data[at] == LF:
-                at += 1
-            break
-    return at
+class Marks(NamedTuple):
+    """The end of each record, after its line break, and the number of its cells, its lines and its flags."""
+
+    ends: NDArray[np.int64]
+    fields: NDArray[np.int64]
+    lines: NDArray[np.int64]
+    flags: NDArray[np.int64]
 
 
-@cached()
-def lex(data, separator, quote, at_end, limit, ends, fields, lines, flags):
-    """Write the end (after its line break), the fields, lines and flags of each complete record; returns their number.
+def lex(data: bytes, separator: str, at_end: bool, limit: int, most: int) -> Marks:
+    """The complete records, `most` at most; without a separator, as in JSON lines, each line is one.
 
-    An incomplete record is left for the next call, unless the data are `at_end` or it is longer than `limit`: then its
-    quotes are ignored, and its first line is a record with the flag `OPEN_QUOTE`.
+    An incomplete record is left for the next call, unless the data are `at_end`.
     """
-    n, count, at = data.size, 0, 0
-    while at < n and count < ends.size:
-        start, width, broken, flag = at, 1, 0, 0
-        quoted, field_start, complete = False, True, False
-        while at < n:
-            c = data[at]
-            at += 1
-            if quoted:
-                if c == quote:
-                    if at < n and data[at] == quote:
-                        at += 1
-                    elif at == n and not at_end:
-                        break  # the next byte tells whether it is doubled
-                    else:
-                        quoted = False
-                elif c == NUL:
-                    flag |= HAS_NUL
-                elif c == LF or (c == CR and (at == n or data[at] != LF)):
-                    broken += 1
-                if at - start > limit:
-                    break
-                continue
-            if c == separator:
-                width += 1
-                field_start = True
-            elif c == LF:
-                complete = True
-                break
-            elif c == CR:
-                if at < n and data[at] == LF:
+    lines = data.splitlines(keepends=True)
+    if not at_end and not data.endswith(b"\n"):
+        lines = lines[:-1]  # it may go on, or LF may follow CR
+    if separator and b'"' in data:
+        found = list(islice(quoted_records(lines, separator, at_end, limit), most))
+        counts, fields, flags = np.array(found, np.int64).reshape(-1, 3).T
+    else:
+        lines, mark = lines[:most], separator.encode() or b"\n"
+        counts, flags = np.ones(len(lines), np.int64), np.zeros(len(lines), np.int64)
+        fields = np.array([line.count(mark) for line in lines], np.int64) + 1
+    ends = np.array(list(map(len, lines)), np.int64).cumsum()[counts.cumsum() - 1]
+    starts = np.append(0, ends[:-1])[: len(ends)]
+    flags = flags | BLANK * np.isin(np.frombuffer(data, np.uint8)[starts], (10, 13))
+    if b"\0" in data:
+        has = [b"\0" in data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+        flags |= HAS_NUL * (np.array(has, np.int64) & (flags != OPEN_QUOTE))
+    return Marks(ends, fields, counts, flags)
+
+
+def quoted_records(lines: Sequence[bytes], separator: str, at_end: bool, limit: int) -> Iterator[tuple[int, int, int]]:
+    """The number of lines and cells and the flag of each complete record.
+
+    Where a quote is open and these are all lines, or where a record of several lines is longer than `limit` bytes, the
+    first of its lines is a record with the flag `OPEN_QUOTE`.
+    """
+    at = 0
+    while at < len(lines):
+        texts = chain((line.decode("latin-1") for line in lines[at:]), [BEHIND])
+        reader, first = csv.reader(texts, delimiter=separator), at
+        for row in reader:
+            if at == len(lines):
+                return
+            after = first + reader.line_num
+            is_open = after > len(lines)
+            if is_open or after > at + 1:
+                too_long = sum(map(len, lines[at:after])) > limit
+                if is_open and not too_long and not at_end:
+                    return
+                if is_open or too_long:
+                    yield 1, 1, OPEN_QUOTE
                     at += 1
-                elif at == n and not at_end:
-                    break  # LF may follow
-                complete = True
-                break
-            elif c == quote and field_start:
-                quoted, field_start = True, False
-            else:
-                field_start = False
-                if c == NUL:
-                    flag |= HAS_NUL
-        too_long = at - start > limit
-        if not complete and quoted and (at_end or too_long):
-            flag, width, broken, at = OPEN_QUOTE, 1, 0, line_end(data, start)
-            complete = at > 0 and (data[at - 1] == LF or data[at - 1] == CR)
-        if not complete and not at_end:
-            break
-        length = at - start
-        if (length == 1 and (data[start] == LF or data[start] == CR)) or (length == 2 and data[start] == CR):
-            flag |= BLANK
-        ends[count], fields[count], lines[count], flags[count] = at, width, broken + 1, flag
-        count += 1
-    return count
+                    break
+            yield after - at, len(row) or 1, 0
+            at = after

@@ -6,13 +6,13 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sepsa.heads.protocols import NotFinite
 from sepsa.states import schema
 from sepsa.states.objects import rebuilt_as
 from sepsa.stream.calibration import probabilities
@@ -20,13 +20,13 @@ from sepsa.stream.columns.cells import Column
 from sepsa.stream.columns.inputs import CLASS_MEANS, DATE_PARTS, Inputs
 from sepsa.stream.engine.bodies import NAMED
 from sepsa.stream.engine.protocol import Floats
-from sepsa.stream.growth import class_codes, first_rows, grow_along, indicators
+from sepsa.stream.growth import class_codes, first_rows, indicators, learn_rows
 from sepsa.stream.learner import StreamLearner
-from sepsa.stream.tables.cells import BadRow, RowBlock
+from sepsa.stream.tables.cells import BadRow, RowBlock, UsableRows
 from sepsa.stream.tables.options import TableOptions, values_of
 from sepsa.stream.tables.reading import Reading, cure_of
 from sepsa.stream.tables.trace import ErrorTrace
-from sepsa.validation import one_of
+from sepsa.validation import NotFinite, one_of
 
 MOST_CLASSES = 256
 LARGEST_ERROR = 1e300  # so that sums of errors stay finite
@@ -96,9 +96,19 @@ class TableModel(TableOptions):
 
     def _new_learner(self, inputs: int, outputs: int) -> StreamLearner:
         return StreamLearner(
-            inputs, outputs, regression=not self.classify, seed=self.seed, hidden=(64,), activation="fourier", lr=3e-3,
-            loss="huber", skip=True, ridge=self.ridge, forgetting=self.forgetting, body=self.body,
-        )  # fmt: skip
+            inputs,
+            outputs,
+            regression=not self.classify,
+            seed=self.seed,
+            hidden=(64,),
+            activation="fourier",
+            lr=3e-3,
+            loss="huber",
+            skip=True,
+            ridge=self.ridge,
+            forgetting=self.forgetting,
+            body=self.body,
+        )
 
     @property
     def learner(self) -> StreamLearner | None:
@@ -109,80 +119,79 @@ class TableModel(TableOptions):
 
     def learn(self, block: RowBlock, asked: Details | None = None) -> BlockResult:
         """Predict each row that can be used, then learn it; with `asked`, row by row, which is slower."""
-        bad = list(block.bad)
-        columns, target, rows = self._usable(block, bad, learning=True)
+        usable = UsableRows(block)
+        self.refuse_rows(usable)
+        columns, target, rows = self._inputs(block, usable.rows), block.columns.get(self.target), usable.rows
         predictions: list[Any] = []
         warnings: list[str] = []
         details: list[Any] = []
-        learned = rows
         if len(rows):
             assert target is not None
+            target = target.rows(rows)
             labels = self._labels(target, len(rows))
             if (labels < 0).any():
                 reason = f"the target has more than {MOST_CLASSES} classes: is it a number, without --classify?"
-                bad += [block.bad_row(int(i), reason) for i in rows[labels < 0]]
+                usable.refuse(rows[labels < 0], reason)
                 good = np.flatnonzero(labels >= 0)
                 columns, target, labels, rows = at_rows(columns, good), target.rows(good), labels[good], rows[good]
             kept, predictions, warnings, details = self._learn(columns, target, labels, len(rows), asked)
-            reason = "the row cannot be learned: its numbers are too large"
-            bad += [block.bad_row(int(i), reason) for i in rows[~kept]]
-            learned = rows[kept]
-        self.quarantined += len(bad)
+            usable.refuse(rows[~kept], "the row cannot be learned: its numbers are too large")
+        self.quarantined += len(usable.bad)
         self.warnings.extend(warnings)
-        return BlockResult(block.lines[learned], predictions, sorted(bad), warnings, details)
+        return BlockResult(block.lines[usable.rows], predictions, sorted(usable.bad), warnings, details)
 
-    def unusable(self, block: RowBlock) -> list[BadRow]:
-        """The rows of a block that `learn` cannot use."""
-        bad = list(block.bad)
-        self._usable(block, bad, learning=True)
-        return sorted(bad)
+    def _inputs(self, block: RowBlock, rows: NDArray[np.intp]) -> dict[str, Column]:
+        """The columns that are inputs, at these rows, in the order of their names."""
+        ignored = {*self.drop, self.target}
+        columns = {name: column for name, column in sorted(block.columns.items()) if name not in ignored}
+        return columns if len(rows) == len(block) else at_rows(columns, rows)
 
     def _learn(
         self, columns: dict[str, Column], target: Column, labels: NDArray[np.intp], rows: int, asked: Details | None
     ) -> tuple[NDArray[np.bool_], list[Any], list[str], list[Any]]:
         """Learn rows in order; returns which of them could be learned, their predictions, warnings and details."""
         new_inputs, warnings = self.inputs.add(columns)
-        X = self.inputs.encode(columns, rows)
-        targets = indicators(labels, len(self.classes)) if self.classify else target.numbers[:, None]
-        new_inputs = self.inputs.learn_means(X, columns, targets, new_inputs)
-        names, known = list(self.classes), 0 if self._learner is None else self._learner.engine.outputs
-        arrivals = first_rows(labels, len(names))[known:].tolist() if self.classify else [0] * (1 - known)
-        kept = np.ones(rows, bool)
-        predictions: list[Any] = []
-        details: list[Any] = []
-        ahead: dict[int, tuple[int, Any]] = {}  # of rows that bring a class: the prediction without it, and its detail
+        X, names = self.inputs.encode(columns, rows), list(self.classes)
+        Y = indicators(labels, len(names)) if self.classify else target.numbers[:, None].copy()
+        new_inputs = self.inputs.learn_means(X, columns, Y, new_inputs)
+        kept, details = np.ones(rows, bool), dict[int, Any]()
 
-        def predict(learner: StreamLearner, row: int) -> None:
-            x, classes = (
-                np.ascontiguousarray(X[row : row + 1, : learner.engine.inputs]),
-                names[: learner.engine.outputs],
-            )
-            looked = None if asked is None else asked.of_rows(learner, x, classes)[0]
-            ahead[row] = int(learner.predict(x)[0].argmax()), looked
+        def learn(learner: StreamLearner, some: slice, X: Floats, Y: Floats, weight: Floats) -> Floats:
+            if asked is None:
+                with suppress(NotFinite):
+                    return learner.learn(X, Y, weight)
+            before, classes = np.zeros_like(Y), names[: learner.engine.outputs]
+            for i, row in enumerate(range(some.start, some.stop)):
+                if asked is not None and row not in details:  # a row that brings a class is first seen without it
+                    details[row] = asked.of_rows(learner, X[i : i + 1], classes)[0]
+                try:
+                    before[i] = learner.learn(X[i : i + 1], Y[i : i + 1])[0]
+                except NotFinite:
+                    kept[row] = False
+            return before
 
-        for start, stop, learner in grow_along(self._learner, self._new_learner, rows, new_inputs, arrivals, predict):
-            self._learner, outputs = learner, learner.engine.outputs
-            some = np.ascontiguousarray(X[start:stop, : learner.engine.inputs])
-            Y = indicators(labels[start:stop], outputs) if self.classify else target.numbers[start:stop, None].copy()
-            before, kept[start:stop], looked = learn_rows(learner, some, Y, asked, names[:outputs])
-            good, best = kept[start:stop], before.argmax(1)
-            if self.classify and start in arrivals:
-                best[0], detail = ahead.get(start, (-1, {}))  # before the first class of all: none
-                looked[:1] = [detail] if looked and good[0] else looked[:1]
-            details += looked
-            first = len(predictions)
-            if self.classify:
-                predictions += [names[k] if k >= 0 else UNKNOWN for k in best[good].tolist()]
-                self.trace.add((best != labels[start:stop])[good].astype(float))
-                actual: list[Any] = [names[k] for k in labels[start:stop][good][-LATEST:].tolist()]
-            else:
-                predictions += before[good, 0].tolist()
-                self.trace.add(np.minimum(np.abs(before[good, 0] - Y[good, 0]), LARGEST_ERROR))
-                actual = Y[good, 0][-LATEST:].tolist()
-                if asked is not None and asked.intervals is not None:
-                    self._count_covered(asked.intervals, Y[good, 0], np.array(looked).reshape(-1, 2))
-            self.latest.extend(zip(actual, predictions[first:][-LATEST:], strict=True))
-        return kept, predictions, warnings, details
+        known, first = 0 if self._learner is None else self._learner.engine.outputs, first_rows(labels, Y.shape[1])
+        arrivals, first[:known] = first[known:].tolist(), -1
+        self._learner, before = learn_rows(
+            self._learner, self._new_learner, X, Y, np.ones(rows), new_inputs, arrivals, learn=learn
+        )
+        predictions = before[:, 0]
+        if self.classify:
+            at = np.arange(rows)
+            best = np.where(first < at[:, None], before, -np.inf).argmax(1)  # of the classes of earlier rows
+            predictions = np.where(at > first.min(initial=rows), best, -1)
+            self.trace.add((predictions != labels)[kept].astype(float))
+            details = {row: detail if predictions[row] >= 0 else {} for row, detail in details.items()}
+            spelled = [*names, UNKNOWN]
+            pairs = [[spelled[k] for k in codes[kept].tolist()] for codes in (labels, predictions)]
+        else:
+            pairs = [Y[kept, 0].tolist(), predictions[kept].tolist()]
+            self.trace.add(np.minimum(np.abs(predictions - Y[:, 0])[kept], LARGEST_ERROR))
+        looked = [details[row] for row in np.flatnonzero(kept).tolist()] if asked is not None else []
+        if asked is not None and asked.intervals is not None:
+            self._count_covered(asked.intervals, Y[kept, 0], np.array(looked).reshape(-1, 2))
+        self.latest.extend(zip(*(pair[-LATEST:] for pair in pairs), strict=True))
+        return kept, pairs[1], warnings, looked
 
     def _count_covered(self, share: float, targets: Floats, ends: Floats) -> None:
         """Count the targets that lie in their intervals, of those that had one."""
@@ -204,43 +213,24 @@ class TableModel(TableOptions):
         )
         return places[target.codes]
 
-    def _usable(
-        self, block: RowBlock, bad: list[BadRow], learning: bool
-    ) -> tuple[dict[str, Column], Column | None, NDArray[np.intp]]:
-        """The columns and the target at rows that can be used, and which these are; the others are added to `bad`."""
-        ignored = {*self.drop, self.target}
-        columns = {name: column for name, column in sorted(block.columns.items()) if name not in ignored}
+    def refuse_rows(self, usable: UsableRows, learning: bool = True) -> None:
+        """Leave out the rows that cannot be learned, or predicted."""
+        block, absent = usable.block, f"there is no {self.target!r}"
         target = block.columns.get(self.target)
-        good = np.ones(len(block), bool)
-
-        def refuse(rows: NDArray[np.bool_], reason: str) -> None:
-            bad.extend(block.bad_row(int(i), reason) for i in np.flatnonzero(rows & good))
-            good[rows] = False
-
         if learning and target is None:
-            refuse(np.ones(len(block), bool), f"there is no {self.target!r}")
+            usable.refuse(..., absent)
+        elif learning and target is not None and self.classify:
+            usable.refuse(~target.is_text, absent)
         elif learning and target is not None:
-            if self.classify:
-                refuse(~target.is_text, f"there is no {self.target!r}")
-            else:
-                for i in np.flatnonzero(target.is_text | target.is_time):
-                    cure = cure_of(target.text(int(i)), self.reading, otherwise="add --classify if it is a class")
-                    bad.append(block.bad_row(int(i), f"{self.target!r} is not a number: {cure}"))
-                    good[i] = False
-                refuse(np.isnan(target.numbers), f"there is no {self.target!r}")
-                refuse(np.isinf(target.numbers), f"{self.target!r} is not finite")
-        for name, column in columns.items():
-            infinite = np.isinf(column.numbers)
-            if infinite.any():
-                refuse(infinite, f"{name!r} is not finite")
+            for i in np.flatnonzero(target.is_text | target.is_time).tolist():
+                cure = cure_of(target.text(i), self.reading, otherwise="add --classify if it is a class")
+                usable.refuse([i], f"{self.target!r} is not a number: {cure}")
+            usable.refuse(np.isnan(target.numbers), absent)
+            usable.refuse(np.isinf(target.numbers), f"{self.target!r} is not finite")
+        for name, column in self._inputs(block, np.arange(len(block))).items():
+            usable.refuse(np.isinf(column.numbers), f"{name!r} is not finite")
             if not learning:
-                for i in np.flatnonzero(self.other_kind(name, column)[0] & good):
-                    bad.append(block.bad_row(int(i), self.why_other(name, column, int(i))))
-                    good[i] = False
-        kept = np.flatnonzero(good)
-        if len(kept) < len(block):
-            columns, target = at_rows(columns, kept), None if target is None else target.rows(kept)
-        return columns, target, kept
+                usable.refuse(self.other_kind(name, column)[0], partial(self.why_other, name, column))
 
     def learned_kind(self, name: str) -> str:
         """What all cells of a column were so far, "number" or "date"; empty where they were texts, mixed or none."""
@@ -267,19 +257,20 @@ class TableModel(TableOptions):
         """Predict the rows that can be used, without learning them."""
         if self._learner is None:
             raise ValueError("the model has not learned any row yet and cannot predict")
-        bad = list(block.bad)
-        columns, _, rows = self._usable(block, bad, learning=False)
+        usable = UsableRows(block)
+        self.refuse_rows(usable, learning=False)
+        rows = usable.rows
         predictions: list[Any] = []
         details: list[Any] = []
         if len(rows):
-            X, names = self.inputs.encode(columns, len(rows)), list(self.classes)
+            X, names = self.inputs.encode(self._inputs(block, rows), len(rows)), list(self.classes)
             scores = self._learner.predict(X)
             details = [] if asked is None else asked.of_rows(self._learner, X, names)
             if self.classify:
                 predictions = [names[k] for k in scores.argmax(1).tolist()]
             else:
                 predictions = scores[:, 0].tolist()
-        return BlockResult(block.lines[rows], predictions, sorted(bad), [], details)
+        return BlockResult(block.lines[rows], predictions, sorted(usable.bad), [], details)
 
     # ------------------------------------------------------------------ saving
 
@@ -301,9 +292,7 @@ class TableModel(TableOptions):
         keys = {"inputs", "classes", "trace", "quarantined", "learner", "latest", "warnings", "coverage"}
         new = schema.read("state", state_dict, keys)
         inputs = Inputs.from_state(self.categories, self.inputs.means, new["inputs"])
-        classes = new.items("classes").values
-        if not all(type(label) is str for label in classes) or len(set(classes)) != len(classes):
-            raise ValueError("state['classes'] must hold distinct labels")
+        classes = new.texts("classes")
         if classes and not self.classify:
             raise ValueError("state['classes'] must be empty where the target is a number")
         trace = ErrorTrace.from_state(new["trace"])
@@ -343,24 +332,3 @@ class TableModel(TableOptions):
 
 def at_rows(columns: dict[str, Column], rows: NDArray[np.intp]) -> dict[str, Column]:
     return {name: column.rows(rows) for name, column in columns.items()}
-
-
-def learn_rows(
-    learner: StreamLearner, X: Floats, Y: Floats, asked: Details | None, classes: list[str]
-) -> tuple[Floats, NDArray[np.bool_], list[Any]]:
-    """Learn rows; returns the predictions (n, outputs) made before, which rows (n,) could be learned, and details."""
-    learned = np.ones(len(X), bool)
-    if asked is None:
-        with suppress(NotFinite):
-            return learner.learn(X, Y), learned, []
-    before = np.zeros_like(Y)
-    details: list[Any] = []
-    for i in range(len(X)):
-        row = X[i : i + 1]
-        looked = [] if asked is None else asked.of_rows(learner, row, classes)
-        try:
-            before[i] = learner.learn(row, Y[i : i + 1])[0]
-            details += looked
-        except NotFinite:
-            learned[i] = False
-    return before, learned, details

@@ -34,6 +34,13 @@ def limits(text: str) -> tuple[float | str | None, ...]:
     return tuple(number(part) if part.strip() else None for part in text.split(",")) if text else ()
 
 
+def digits(text: str) -> int | str:
+    """A number of significant digits, or "all"."""
+    if text == "all" or (text.isdecimal() and 1 <= int(text) <= 17):
+        return text if text == "all" else int(text)
+    raise ValueError(f"must be a number from 1 to 17, or all, got {text!r}")
+
+
 def step_in_words(text: str) -> float | str:
     """A number of seconds, or words."""
     return number(text) if text[:1].isdigit() else text
@@ -49,7 +56,7 @@ class TableOptions:
     drop: tuple[str, ...] = option((), "Columns to leave out, with commas between.", read=names)
     categorical: tuple[str, ...] = option((), "Columns of numbers that are names, such as postal codes.", read=names)
     categories: int = option(
-        CATEGORIES, "Texts of a column with an input of their own; all others share the mean of their target.", min=1
+        CATEGORIES, "Most texts of a column that get an input each; others share one, their targets' mean.", min=1
     )
     forgetting: float | str = option(
         "auto", "1: all rows count alike; 0.999 follows drift; auto weights such heads by error.", read=number
@@ -100,6 +107,9 @@ class CommandOptions:
     )
     predictions: Path | None = option(
         None, "A .csv for the predictions; else they are printed.", names=("--predictions", "--out")
+    )
+    digits: int | str | None = option(
+        None, "Significant digits of written numbers, or all; else 6 of printed ones, and all in a file.", read=digits
     )
     model: ClassVar[type | None] = None  # has the options of the model
 

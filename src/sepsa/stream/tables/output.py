@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from operator import add
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,6 +19,7 @@ from sepsa.validation import printable
 
 REFRESH = 0.5  # seconds between two running lines in a terminal
 PROGRESS = 10.0  # and elsewhere
+PRINTED = 6  # significant digits of a number in standard output
 AS_TEXT: Any = {"encoding": "utf-8", "newline": "", "errors": "backslashreplace"}
 
 
@@ -94,8 +96,8 @@ class Output:
 class Predictions:
     """Where predictions go: a CSV file with the line of each row, or standard output with a line for each row."""
 
-    def __init__(self, path: Path | None, header: str, recorded: Any = None) -> None:
-        self.output = None
+    def __init__(self, path: Path | None, header: str, digits: int | str | None, recorded: Any = None) -> None:
+        self.output, self.spell = None, speller(digits, path is None)
         if path is not None:
             self.output = Output(path, header, recorded)
         else:
@@ -103,7 +105,7 @@ class Predictions:
 
     def write(self, result: BlockResult) -> None:
         """Write the predictions of a block; a bad row is left out of a file, and an empty line of standard output."""
-        lines = cells(result)
+        lines = cells(result, self.spell)
         if self.output is not None:
             pairs = zip(result.lines.tolist(), lines, strict=True)
             self.output.write("".join(["%d,%s\n" % pair for pair in pairs]))  # noqa: UP031  # a third faster than format
@@ -121,16 +123,33 @@ def header_of(asked: Details | None) -> str:
     return f"line,prediction{more}\n"
 
 
-def cells(result: BlockResult) -> list[str]:
+def speller(digits: int | str | None, printed: bool) -> Callable[[float], str]:
+    """How numbers are written: with this many significant digits or "all", but no fewer than before the decimal point.
+
+    None: `PRINTED` digits where they are printed, all in a file.
+    """
+    if digits == "all" or (digits is None and not printed):
+        return repr
+    form = f"%.{digits or PRINTED}g"
+
+    def spell(value: float) -> str:
+        text = form % value
+        return f"{value:.0f}" if "e+" in text and abs(value) < 1e15 else text
+
+    return spell
+
+
+def cells(result: BlockResult, spell: Callable[[float], str]) -> list[str]:
     """Predictions, and their details, as CSV cells."""
     values = result.predictions
     if values and isinstance(values[0], float):
-        lines = list(map(repr, values))
-        ends = [f",{low!r},{high!r}" if low == low else ",," for low, high in result.details]
+        lines = list(map(spell, values))
+        ends = [f",{spell(low)},{spell(high)}" if low == low else ",," for low, high in result.details]
     else:
         quoted = {value: quote(value) for value in set(values)}
         lines = [quoted[value] for value in values]
-        ends = ["," + quote(json.dumps(shares)) for shares in result.details]
+        rounded = ({name: float(spell(share)) for name, share in shares.items()} for shares in result.details)
+        ends = ["," + quote(json.dumps(shares)) for shares in rounded]
     return list(map(add, lines, ends)) if ends else lines
 
 
@@ -140,10 +159,11 @@ def quote(text: str) -> str:
 
 
 class RunningLine:
-    """Rows, rows a second and the recent error: in the last line of a terminal, elsewhere as a line now and then."""
+    """Rows, share, time left, rows a second and recent error: the last line of a terminal, elsewhere a line."""
 
-    def __init__(self, model: TableModel, rows: int) -> None:
-        self.model, self.rows = model, rows
+    def __init__(self, model: TableModel, share: Callable[[], float | None]) -> None:
+        self.model, self.rows = model, model.trace.rows
+        self.share, self.first = share, share() or 0.0  # of the table that was read, now and at the start
         self.terminal = sys.stderr.isatty()
         self.started = self.last = time.monotonic()
         self._shown = False
@@ -155,11 +175,19 @@ class RunningLine:
             return
         self.last, self._rows = now, rows
         rate = (self.model.trace.rows - self.rows) / (now - self.started)
-        text = f"{self.model.trace.rows:,} rows, {rate:,.0f} a second, {error_of(self.model, recent=True)}"
+        left = self._left(now - self.started)
+        text = f"{self.model.trace.rows:,} rows{left}, {rate:,.0f} a second, {error_of(self.model, recent=True)}"
         if self.model.quarantined:
             text += f", {self.model.quarantined:,} quarantined"
         self._shown = self.terminal
         say(text, *(("\r\x1b[K", "") if self.terminal else ()))
+
+    def _left(self, seconds: float) -> str:
+        """The share of the table that was read, and the time that the rest will take; empty where that is unknown."""
+        share = self.share()
+        if share is None or share <= self.first:
+            return ""
+        return f", {share:.0%}, {duration(seconds * (1 - share) / (share - self.first))} left"
 
     def end(self) -> None:
         if self._shown:
@@ -205,15 +233,26 @@ def say(text: str, begin: str = "", end: str = "\n") -> None:
         silence(sys.stderr)
 
 
+def duration(seconds: float) -> str:
+    """A duration in its largest unit."""
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} seconds"
+
+
 def describe(error: BaseException) -> str:
     """An error in one line; the cure is added to messages of the operating system."""
     if isinstance(error, MemoryError):
         return "there is not enough memory: leave out wide text columns by --drop, or lower --categories"
     text = " ".join(str(error).split())
     cures = {
-        2: "check the path", 13: "check its permissions", 21: "give a file", 28: "make room",
+        2: "check the path",
+        13: "check its permissions",
+        21: "give a file",
+        28: "make room",
         30: "give a folder that can be written",
-    }  # fmt: skip
+    }
     if isinstance(error, OSError) and error.strerror:
         name = f"{error.filename}: " if error.filename else ""
         cure = cures.get(error.errno or 0)

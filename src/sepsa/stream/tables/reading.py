@@ -41,7 +41,7 @@ class Reading:
     decimal: str = option(".", "The decimal mark, . or ,")
     encoding: str = option(UTF_8, "Of the characters in a text file, such as cp1250, latin1 or utf-16.")
     na_values: tuple[str, ...] = option(
-        (), "Further missing values, as -999,missing; an empty cell, NA, null, ? are known.", read=names
+        (), "Further missing values, as -999,missing; empty, NA, N/A, NaN, null, None, ? are known.", read=names
     )
     date_format: str | None = option(None, "How texts write dates, such as %d.%m.%Y %H:%M; 2026-01-31 is known.")
 

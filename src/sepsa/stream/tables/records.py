@@ -21,13 +21,12 @@ KEPT = 4096  # bytes at the beginning and before the position, whose hashes iden
 class Records:
     """The records of a text file in batches, and the position after the last one that was read."""
 
-    def __init__(self, source: ByteSource, separator: int, quote: int) -> None:
-        self.source, self.separator, self.quote = source, separator, quote
+    def __init__(self, source: ByteSource, separator: str = "") -> None:
+        self.source, self.separator = source, separator
         self.offset, self.line = 0, 1  # of the next record
         self._first = self._last = b""  # the file's first bytes, and the last ones before the offset
         self._buffer = b""
         self._ended = False
-        self._room = [np.empty(1 << 16, np.int64) for _ in range(4)]
 
     def position(self) -> dict[str, Any]:
         """Where the next record begins, and hashes that identify the table."""
@@ -100,14 +99,12 @@ class Records:
 
     def batches(self, most: int = 1 << 16) -> Iterator[RecordBatch | BadRow | None]:
         """At most `most` records at once; None while a pipe is idle, a `BadRow` for a record that is too long."""
-        ends, fields, lines, flags = (room[:most] for room in self._room)
         while True:
-            data = np.frombuffer(self._buffer, np.uint8)
-            count = lexer.lex(data, self.separator, self.quote, self._ended, LONGEST, ends, fields, lines, flags)
-            if count:
-                at = self.line + np.concatenate([[0], np.cumsum(lines[:count])])
-                taken = self._pass(int(ends[count - 1]), int(at[-1] - self.line))
-                yield RecordBatch(taken, ends[:count].copy(), fields[:count].copy(), at[:-1], flags[:count].copy())
+            marks = lexer.lex(self._buffer, self.separator, self._ended, LONGEST, most)
+            if len(marks.ends):
+                at = self.line + np.append(0, marks.lines.cumsum())
+                taken = self._pass(int(marks.ends[-1]), int(at[-1] - self.line))
+                yield RecordBatch(taken, marks.ends, marks.fields, at[:-1], marks.flags)
             elif len(self._buffer) > LONGEST:
                 yield from self._skip()
             elif self._ended:

@@ -70,9 +70,13 @@ def write_template(path: Path, name: str, **values: Any) -> None:
 
 
 EXPERTS = {
-    "network": "the network", "neighbours": "the nearest neighbours", "products": "products of inputs",
-    "last target": "the last target", "mean": "the mean of the targets", "stack": "a weighted sum of all of them",
-}  # fmt: skip
+    "network": "the network",
+    "neighbours": "the nearest neighbours",
+    "products": "products of inputs",
+    "last target": "the last target",
+    "mean": "the mean of the targets",
+    "stack": "a weighted sum of all of them",
+}
 FEATURES = {"both": "hidden units and inputs", "inputs": "inputs alone", "hidden": "hidden units alone"}
 
 
@@ -148,10 +152,12 @@ def actual_and_predicted(model: TableModel) -> dict[str, Any]:
     ends = low - room, high + room
     chart = Chart(ends, ends, height=460)
     return {
-        "chart": chart, "dots": [chart.at(a, p) for a, p in zip(actual.tolist(), predicted.tolist(), strict=True)],
+        "chart": chart,
+        "dots": [chart.at(a, p) for a, p in zip(actual.tolist(), predicted.tolist(), strict=True)],
         "ends": (chart.at(ends[0], ends[0]), chart.at(ends[1], ends[1])),
-        "error": f"{np.abs(actual - predicted).mean():.4g}", "of_mean": f"{np.abs(actual - actual.mean()).mean():.4g}",
-    }  # fmt: skip
+        "error": f"{np.abs(actual - predicted).mean():.4g}",
+        "of_mean": f"{np.abs(actual - actual.mean()).mean():.4g}",
+    }
 
 
 def by_class(model: TableModel) -> list[tuple[str, int, str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.forecast import SepSAForecaster
 from sepsa.stream.forecast.times import Moments
 from sepsa.stream.kernels.robust import HUGE
-from sepsa.stream.tables.cells import BadRow, RowBlock
+from sepsa.stream.tables.cells import RowBlock, UsableRows
 from sepsa.stream.tables.model import BlockResult, at_rows
 from sepsa.stream.tables.options import SeriesOptions, values_of
 from sepsa.stream.tables.reading import Reading, cure_of
@@ -56,8 +57,10 @@ class ForecastTable(SeriesOptions):
 
     def learn(self, block: RowBlock, asked: object = None) -> BlockResult:
         """Learn the rows that can be used; the predictions are the forecasts (series, horizon) made after each."""
-        bad = list(block.bad)
-        rows, at, dated = self._usable(block, bad)
+        usable = UsableRows(block)
+        at, dated = self.refuse_rows(usable)
+        rows = usable.rows
+        at = at[rows]
         lines, made = block.lines[rows], np.empty((0, self.horizon, len(self.target)))
         told: list[str] = []
         if len(rows):
@@ -73,8 +76,8 @@ class ForecastTable(SeriesOptions):
                 lines = lines[~np.isnan(Y[len(Y) - len(lines) :]).all(1)]
             if stop:
                 made, told = self._learn(Y[:stop], E[:stop], at[:stop], dated, shown)
-        self.quarantined += len(bad)
-        return BlockResult(lines, list(made), sorted(bad), told)
+        self.quarantined += len(usable.bad)
+        return BlockResult(lines, list(made), sorted(usable.bad), told)
 
     def _hold(self, Y: Floats, E: Floats, at: Floats) -> tuple[Floats, Floats, Floats, int, Any]:
         """Rows after those held back before, how many of them are learned now, and which of those have a target."""
@@ -126,15 +129,9 @@ class ForecastTable(SeriesOptions):
         known = self.ahead[: len(self.forecaster.times())].tolist()
         return [dict(enumerate(row)) for row in known] or None
 
-    def unusable(self, block: RowBlock) -> list[BadRow]:
-        """The rows of a block that `learn` cannot use."""
-        bad = list(block.bad)
-        self._usable(block, bad)
-        return sorted(bad)
-
-    def _usable(self, block: RowBlock, bad: list[BadRow]) -> tuple[NDArray[np.intp], Floats, bool]:
-        """Which rows can be learned, their times, and whether these are dates; the other rows are added to `bad`."""
-        good = np.ones(len(block), bool)
+    def refuse_rows(self, usable: UsableRows) -> tuple[Floats, bool]:
+        """Leave out the rows that cannot be learned; returns the times of all rows, and whether these are dates."""
+        block = usable.block
         for name in (*self.target, *self.inputs):
             column = block.columns.get(name)
             if column is None:
@@ -142,29 +139,22 @@ class ForecastTable(SeriesOptions):
             texts = column.is_text
             if name in self.inputs and (name in self.texts or not self.forecaster.rows):
                 texts[:] = False
-            large = np.abs(column.numbers) > HUGE
-            for i in np.flatnonzero((texts | column.is_time | large) & good):
-                cure = cure_of(column.text(int(i)), self.reading)
-                reason = f"{name!r} is not finite" if large[i] else f"{name!r} is not a number: {cure}"
-                bad.append(block.bad_row(int(i), reason))
-                good[i] = False
-        at, dated = np.zeros(len(block)), False
-        if self.time is not None:
-            at, dated = self.times(block)
-            self._check_times(block, bad, good, at, dated)
-        rows = np.flatnonzero(good)
-        return rows, at[rows], dated
+            usable.refuse(np.abs(column.numbers) > HUGE, f"{name!r} is not finite")
+            for i in np.flatnonzero(texts | column.is_time).tolist():
+                usable.refuse([i], f"{name!r} is not a number: {cure_of(column.text(i), self.reading)}")
+        if self.time is None:
+            return np.zeros(len(block)), False
+        at, dated = self.times(block)
+        self._refuse_times(usable, at, dated)
+        return at, dated
 
-    def _check_times(self, block: RowBlock, bad: list[BadRow], good: Any, at: Floats, dated: bool) -> None:
-        """Add to `bad` the rows whose time cannot follow the rows before."""
+    def _refuse_times(self, usable: UsableRows, at: Floats, dated: bool) -> None:
+        """Leave out the rows whose time cannot follow the rows before."""
         clock, learned = self.forecaster.clock(), self.forecaster.rows
         held = [*self.ahead_at]
         waiting: list[Any] = []
-        for i in [*(-1 - k for k in range(len(held))), *np.flatnonzero(good)]:
-            if i >= 0 and np.isnan(at[i]):
-                bad.append(block.bad_row(int(i), self.no_time(block, int(i))))
-                good[i] = False
-                continue
+        usable.refuse(np.isnan(at), partial(self.no_time, usable.block))
+        for i in [*(-1 - k for k in range(len(held))), *usable.rows]:
             trial = clock.copy()
             try:
                 trial.begin(Moments(at, dated))
@@ -172,14 +162,11 @@ class ForecastTable(SeriesOptions):
                 if place.same and self.forecaster.same_time == "error":
                     raise ValueError(f"there is a row at this time, {trial.label(float(at[i]))}, already")
             except ValueError as error:
-                bad.append(block.bad_row(int(i), str(error).partition(": ")[0]))
-                good[i] = False
+                usable.refuse([i] if i >= 0 else [], str(error).partition(": ")[0])
                 continue
             clock = trial
             if place.dropped:
-                for k in waiting:
-                    bad.append(block.bad_row(int(k), "its time leaps ahead, and the rows after it do not"))
-                    good[k] = False
+                usable.refuse([k for k in waiting if k >= 0], "its time leaps ahead, and the rows after it do not")
             waiting = [] if place.gaps or place.same else [*waiting * (not place.dropped), i]
             learned += len(place.gaps)
 

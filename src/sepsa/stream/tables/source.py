@@ -37,7 +37,7 @@ class ByteSource:
         if path is None or not self._file.seekable():
             with suppress(OSError, AttributeError):  # standard input may be replaced by an object without a descriptor
                 self._descriptor = self._file.fileno()
-        self._follow = follow
+        self._follow, self._is_file = follow, path is not None
         start = self._first_bytes(8)
         self.magic = start[:8]
         self._chunks: Iterator[bytes | None] = itertools.chain([start] if start else [], self._raw())
@@ -100,6 +100,12 @@ class ByteSource:
     def seekable(self) -> bool:
         """Whether `seek` can be called."""
         return self._descriptor is None and not (self.compressed or self.encoded) and bool(self._file.seekable())
+
+    @property
+    def size(self) -> int | None:
+        """The bytes of a plain file; None where it grows, or where more or fewer bytes will be read."""
+        known = self._is_file and self.seekable and not self._follow
+        return os.fstat(self._file.fileno()).st_size or None if known else None
 
     def seek(self, offset: int) -> None:
         """Continue reading at an offset."""

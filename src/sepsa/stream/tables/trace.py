@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -79,11 +80,7 @@ class ErrorTrace:
         return self.level if self.windows else self.mean
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "rows": self.rows, "total": self.total, "open": self.open.copy(), "points": list(self.points),
-            "span": self.span, "part": list(self.part), "level": self.level, "spread": self.spread,
-            "windows": self.windows, "alarms": [list(alarm) for alarm in self.alarms], "alarm_count": self.alarm_count,
-        }  # fmt: skip
+        return deepcopy(vars(self))
 
     @classmethod
     def from_state(cls, state: Any) -> ErrorTrace:

@@ -14,8 +14,10 @@ from typing import Any
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
-from sepsa.heads.backends.triton.linalg import tile_of
+from sepsa.heads.backends.triton.linalg import square_at, tile_of
+from sepsa.heads.backends.triton.tiles import load, load_transposed, load_vector, positions, product, store
 
 _TILE = 16
 _COLUMNS = 32
@@ -23,7 +25,7 @@ _FEW = 8
 
 
 @triton.jit
-def _gain(CUF, V, buffer, n, wide, SIZE: tl.constexpr):
+def _gain(products, V, buffer, n, wide, SIZE: constexpr):
     """V = (R + I)⁻¹R⁻ᵀ with RᵀR = C, where C goes on as the identity.
 
     Eliminating in [C | I] row by row leaves [D R̂ | R̂⁻ᵀ], of which √D⁻¹ makes [R | R⁻ᵀ].
@@ -31,7 +33,7 @@ def _gain(CUF, V, buffer, n, wide, SIZE: tl.constexpr):
     i, j = tl.arange(0, SIZE), tl.arange(0, SIZE)
     square = i[:, None] * SIZE + j[None, :]
     of_R, of_J, of_V = buffer, buffer + SIZE * SIZE, buffer + 2 * SIZE * SIZE
-    A = tile_of(CUF, wide, n, 0, 0, SIZE)
+    A = tile_of(products, wide, n, 0, 0, SIZE)
     B = tl.where(i[:, None] == j[None, :], 1.0, 0.0).to(A.dtype)
     for q in range(n):
         # Rows pass through memory: read back they are rows and, C being symmetric, columns at one latency.
@@ -59,43 +61,37 @@ def _gain(CUF, V, buffer, n, wide, SIZE: tl.constexpr):
 
 @triton.jit
 def _learn(
-    T, CUF, V, f, fading, finite_in, n, all, p,
-    FADES: tl.constexpr, SIZE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    T, products, V, f, fading, finite_in, n, all, p,
+    FADES: constexpr, SIZE: constexpr, BLOCK_R: constexpr, BLOCK_C: constexpr,
 ):  # fmt: skip
     """T <- S - GU in this tile, G = FV; with FADES, one row of the ridge, also f - G(Fᵀf), that row seen after it."""
-    dtype: tl.constexpr = CUF.dtype.element_ty
     wide = all + 2 * p
-    i, j = tl.arange(0, SIZE), tl.arange(0, SIZE)
-    r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    of_F = CUF + all + p + r
-    F = tl.load(of_F[:, None] + i[None, :] * wide, mask=(r < p)[:, None] & (i < n)[None, :], other=0.0)
-    G = tl.dot(F, tl.load(V + i[:, None] * SIZE + j[None, :]), input_precision="ieee", out_dtype=dtype)
-    U = tl.load(CUF + i[:, None] * wide + all + c[None, :], mask=(i < n)[:, None] & (c < p)[None, :], other=0.0)
-    inside = (r < p)[:, None] & (c < p)[None, :]
-    place = T + r[:, None] * p + c[None, :]
-    tile = tl.load(place, mask=inside, other=0.0)
-    tile *= tl.where(tl.load(finite_in), tl.load(fading + 1), 1.0).to(dtype)
+    i = tl.arange(0, SIZE)
+    r = positions(0, BLOCK_R)
+    c = positions(1, BLOCK_C)
+    of_F = products + all + p
+    G = product(load_transposed(of_F, wide, r, i, r < p, i < n), tl.load(square_at(V, 0, 0, 1, SIZE)))
+    U = load(products + all, wide, i, c, i < n, c < p)
+    tile = load(T, p, r, c, r < p, c < p)
+    tile *= tl.where(tl.load(finite_in), tl.load(fading + 1), 1.0).to(tile.dtype)
     if FADES:
-        met = tl.load(CUF + i * wide + n, mask=i < n, other=0.0)
+        met = load_vector(products + n, i * wide, i < n)
         if tl.program_id(1) == 0:
-            row = tl.load(of_F + n * wide, mask=r < p, other=0.0)
+            row = load_vector(of_F + n * wide, r, r < p)
             tl.store(f + r, row - tl.sum(G * met[None, :], axis=1), mask=r < p)
-    tl.store(place, tile - tl.dot(G, U, input_precision="ieee", out_dtype=dtype), mask=inside)
+    store(T, p, r, c, tile - product(G, U), r < p, c < p)
 
 
 @triton.jit
-def _rotate(T, f, p, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
+def _rotate(T, f, p, BLOCK_R: constexpr, BLOCK_C: constexpr):
     """T <- T - f uᵀ/(g + √g) in these columns."""
     r = tl.arange(0, BLOCK_R)
-    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    row = tl.load(f + r, mask=r < p, other=0.0)
+    c = positions(0, BLOCK_C)
+    row = load_vector(f, r, r < p)
     g = 1.0 + tl.sum(row * row)
-    inside = (r < p)[:, None] & (c < p)[None, :]
-    place = T + r[:, None] * p + c[None, :]
-    tile = tl.load(place, mask=inside, other=0.0)
+    tile = load(T, p, r, c, r < p, c < p)
     u = tl.sum(tile * row[:, None], axis=0)
-    tl.store(place, tile - (row / (g + tl.sqrt(g)))[:, None] * u[None, :], mask=inside)
+    store(T, p, r, c, tile - (row / (g + tl.sqrt(g)))[:, None] * u[None, :], r < p, c < p)
 
 
 def finish(T: Tensor, products: Tensor, fading: Tensor, finite: Tensor, fades: bool, buffers: Any) -> None:

@@ -19,10 +19,24 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from sepsa.heads.backends.triton.finish import buffers, finish
 from sepsa.heads.backends.triton.linalg import NEAR, readable, solve_by_sweeps, solve_near_identity, tile_of
 from sepsa.heads.backends.triton.ridge import coordinate, is_restored, lacking
+from sepsa.heads.backends.triton.tiles import (
+    add_product,
+    add_to_head,
+    judge,
+    load,
+    load_transposed,
+    load_vector,
+    positions,
+    product,
+    store,
+    store_head,
+    times_features,
+)
 from sepsa.heads.math.least_squares import CAPTURED_LIMIT, CAPTURED_ROW_LIMIT
 
 # One program holds all rows of a few columns of Z.
@@ -44,35 +58,41 @@ def _ridge_row(left, ridge, cursor, t, p, fading):
 
 
 @triton.jit
-def _restore(left, ridge, tally, cursor, count, p, fading, finite, BLOCK_P: tl.constexpr):
+def _restore(left, ridge, tally, cursor, count, p, fading, finite, BLOCK_P: constexpr):
     """All coordinates fade, `count` get their ridge back, and the cursor moves on; nothing where not `finite`."""
     c = tl.arange(0, BLOCK_P)
-    old = tl.load(left + c, mask=c < p, other=0.0)
-    whole = tl.load(ridge + c, mask=c < p, other=0.0)
+    old, whole = load_vector(left, c, c < p), load_vector(ridge, c, c < p)
     new = tl.where(is_restored(c, cursor, count, p), whole, tl.load(fading).to(old.dtype) * old)
     tl.store(left + c, tl.where(finite, new, old), mask=c < p)
     tl.store(tally + 2, tl.load(tally + 2) + tl.where(finite, count, 0).to(tl.float64))
 
 
 @triton.jit
+def _count(tally, finite, fade, n):
+    """Count an update of n samples, after which the earlier ones have faded."""
+    good = finite.to(tl.float64)
+    tl.store(tally, tl.load(tally) + good)
+    tl.store(tally + 1, fade * tl.load(tally + 1) + good * n)
+
+
+@triton.jit
 def _project(
     Z, x, z, left, ridge, tally, fading, rows, p, k,
-    SAMPLE: tl.constexpr, COUNT: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    SAMPLE: constexpr, COUNT: constexpr, BLOCK_T: constexpr, BLOCK_C: constexpr, BLOCK_R: constexpr = _ROWS,
 ):  # fmt: skip
     """z = Zh with h = [x, 1]: f = Th, then the predictions Wh. Behind it COUNT columns of Z, each √q and the cursor."""
-    r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    r = positions(0, BLOCK_R)
     if SAMPLE:
         c = tl.arange(0, BLOCK_C)
-        inside = (r < rows)[:, None] & (c < p)[None, :]
-        tile = tl.load(Z + r[:, None] * p + c[None, :], mask=inside, other=0.0)
-        h = tl.load(x + c, mask=c < k, other=0.0).to(tile.dtype)
+        tile = load(Z, p, r, c, r < rows, c < p)
+        h = load_vector(x, c, c < k).to(tile.dtype)
         h = tl.where((c >= k) & (c < p), 1.0, h)
         tl.store(z + r, tl.sum(tile * h[None, :], axis=1), mask=r < rows)
     if COUNT:
         t, cursor = tl.arange(0, BLOCK_T), coordinate(tl.load(tally + 2).to(tl.int64), 0, p)
         j, root = _ridge_row(left, ridge, cursor, t, p, fading)
+        columns = load(Z, p, r, j, r < rows, t < COUNT)
         inside = (r < rows)[:, None] & (t < COUNT)[None, :]
-        columns = tl.load(Z + r[:, None] * p + j[None, :], mask=inside, other=0.0)
         tl.store(z + (1 + t)[None, :] * rows + r[:, None], columns, mask=inside)
         if tl.program_id(0) == 0:
             behind = z + (1 + COUNT) * rows
@@ -81,17 +101,33 @@ def _project(
 
 
 @triton.jit
-def _rotate(tile, value, coefficient, is_f):
-    """T -= f uᵀ/(g + √g) and W += e uᵀ/g in these columns of [T; W], u = fᵀT and `value` = [f; e]."""
+def _rotate(tile, value, g, is_f):
+    """T -= f uᵀ/(g + √g) and W += e uᵀ/g in these columns of [T; W], u = fᵀT, `value` = [f; e] and g = 1 + fᵀf."""
     u = tl.sum(tl.where(is_f[:, None], tile * value[:, None], 0.0), axis=0)
-    return tile + coefficient[:, None] * u[None, :]
+    return tile + tl.where(is_f, -value / (g + tl.sqrt(g)), value / g)[:, None] * u[None, :]
+
+
+@triton.jit
+def _errors(z, y, fading, r, p, rows, LIMIT: constexpr, FADES: constexpr):
+    """[f; e] of the sample, zeros where it is refused; g; whether it is learned, and whether it is finite but large."""
+    is_f, is_e = r < p, (r >= p) & (r < rows)
+    value = load_vector(z, r, r < rows)
+    value = tl.where(is_e, load_vector(y, r - p, is_e).to(value.dtype) - value, value)
+    if FADES:
+        value = tl.where(is_f, value * tl.load(fading + 1).to(value.dtype), value)
+    size = tl.sum(tl.where(is_f, value * value, 0.0))
+    total = size + tl.sum(tl.where(is_e, value * value, 0.0))
+    finite = (total - total) == 0.0  # neither NaN nor Inf
+    learned = finite & (size <= LIMIT)
+    value = tl.where(learned, value, 0.0)  # zeros change nothing
+    return value, tl.where(learned, 1.0 + size, 1.0), learned, finite & (size > LIMIT)
 
 
 @triton.jit
 def _learn(
     Z, z, y, weight, bias, energy, left, ridge, prior, tally, fading, finite_flag, too_large, p, m, k,
-    LIMIT: tl.constexpr, HAS_BIAS: tl.constexpr, SAMPLE: tl.constexpr, COUNT: tl.constexpr, BLOCK_T: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    HAS_BIAS: constexpr, SAMPLE: constexpr, COUNT: constexpr, BLOCK_T: constexpr, BLOCK_R: constexpr,
+    BLOCK_C: constexpr = _COLUMNS, LIMIT: constexpr = CAPTURED_ROW_LIMIT,
 ):  # fmt: skip
     """The sample and COUNT rows √q e_j of the ridge, one after the other, in these columns, and the head takes W.
 
@@ -99,39 +135,22 @@ def _learn(
     the columns j of Z beside its own. Without SAMPLE a block was learned, which has faded T; its flag is read.
     """
     r = tl.arange(0, BLOCK_R)
-    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    c = positions(0, BLOCK_C)
     rows = p + m
     is_f, is_e = r < p, (r >= p) & (r < rows)
-    inside = (r < rows)[:, None] & (c < p)[None, :]
-    place = Z + r[:, None] * p + c[None, :]
-    tile = tl.load(place, mask=inside, other=0.0)
+    tile = load(Z, p, r, c, r < rows, c < p)
     fall = tl.zeros((BLOCK_R,), dtype=tile.dtype)
     if COUNT:
         t = tl.arange(0, BLOCK_T)
-        columns = tl.load(
-            z + (1 + t)[None, :] * rows + r[:, None], mask=(r < rows)[:, None] & (t < COUNT)[None, :], other=0.0
-        )
+        columns = load_transposed(z, rows, r, 1 + t, r < rows, t < COUNT)
     if SAMPLE:
-        value = tl.load(z + r, mask=r < rows, other=0.0)
-        target = tl.load(y + r - p, mask=is_e, other=0.0).to(value.dtype)
-        value = tl.where(is_e, target - value, value)  # [f; e]
-        if COUNT:
-            inverse_root = tl.load(fading + 1).to(value.dtype)
-            value = tl.where(is_f, value * inverse_root, value)
-        size = tl.sum(tl.where(is_f, value * value, 0.0))
-        total = size + tl.sum(tl.where(is_e, value * value, 0.0))
-        finite = (total - total) == 0.0  # neither NaN nor Inf
-        refused = finite & (size > LIMIT)
-        finite = finite & (size <= LIMIT)
-        value = tl.where(finite, value, 0.0)  # zeros change nothing
-        g = tl.where(finite, 1.0 + size, 1.0)
+        value, g, finite, refused = _errors(z, y, fading, r, p, rows, LIMIT, COUNT > 0)
         fall += value * value / g
-        coefficient = tl.where(is_f, -value / (g + tl.sqrt(g)), value / g)
         if COUNT:
-            scale = tl.where(is_f, tl.where(finite, inverse_root, 1.0), 1.0).to(value.dtype)
+            scale = tl.where(is_f, tl.where(finite, tl.load(fading + 1), 1.0), 1.0).to(value.dtype)
             tile *= scale[:, None]
-            columns = _rotate(columns * scale[:, None], value, coefficient, is_f)
-        tile = _rotate(tile, value, coefficient, is_f)
+            columns = _rotate(columns * scale[:, None], value, g, is_f)
+        tile = _rotate(tile, value, g, is_f)
     else:
         finite = tl.load(finite_flag)
     if COUNT:
@@ -140,28 +159,19 @@ def _learn(
         for number in range(COUNT):
             column = tl.sum(tl.where((t == number)[None, :], columns, 0.0), axis=1)
             root = tl.where(finite, tl.load(behind + number), 0.0)
-            aim = tl.load(prior + (r - p) * p + coordinate(cursor, number, p), mask=is_e, other=0.0)
+            aim = load_vector(prior + coordinate(cursor, number, p), (r - p) * p, is_e)
             value = root * tl.where(is_e, aim - column, column)
             g = 1.0 + tl.sum(tl.where(is_f, value * value, 0.0))
             fall += value * value / g
-            coefficient = tl.where(is_f, -value / (g + tl.sqrt(g)), value / g)
-            tile = _rotate(tile, value, coefficient, is_f)
-            columns = _rotate(columns, value, coefficient, is_f)
-    tl.store(place, tile, mask=inside)
-
-    out = is_e[:, None] & (c < k)[None, :]
-    tl.store(weight + (r - p)[:, None] * k + c[None, :], tile, mask=out)
-    if HAS_BIAS:
-        last = is_e[:, None] & (c == k)[None, :]
-        tl.store(bias + (r - p)[:, None] + 0 * c[None, :], tile, mask=last)
+            tile, columns = _rotate(tile, value, g, is_f), _rotate(columns, value, g, is_f)
+    store(Z, p, r, c, tile, r < rows, c < p)
+    store_head(weight, bias, k, r - p, c, tile, is_e, HAS_BIAS)
     if tl.program_id(0) == 0:
-        before = tl.load(energy + r - p, mask=is_e, other=0.0)
+        before = load_vector(energy, r - p, is_e)
         if SAMPLE:
             fade = tl.where(finite, tl.load(fading), 1.0)
             before *= fade.to(before.dtype)
-            good = finite.to(tl.float64)
-            tl.store(tally, tl.load(tally) + good)
-            tl.store(tally + 1, fade * tl.load(tally + 1) + good)
+            _count(tally, finite, fade, 1)
             tl.store(finite_flag, finite)
             tl.store(too_large, tl.load(too_large) + refused.to(tl.int64))
         tl.store(energy + r - p, before + fall, mask=is_e)
@@ -169,68 +179,54 @@ def _learn(
             _restore(left, ridge, tally, cursor, COUNT, p, fading, finite, BLOCK_R)
 
 
-def rank_one(
-    state: Any, features: Tensor | None, targets: Tensor | None, ridge: Tensor, prior: Tensor,
-    finite: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+def rank_one(state: Any, features: Tensor | None, targets: Tensor | None, finite: Tensor | None = None) -> Tensor:
     """Learn one sample in a `CapturedState`, and give as many coordinates as it forgets their ridge back.
 
     Without a sample the latter alone, after a block whose flag is `finite`. Returns the flag (0-d) that says whether
     all was finite.
     """
-    Z, p, count = state.Z, state.Z.shape[1], state.count
-    rows, m = Z.shape[0], state.W.shape[0]
+    Z, count, penalty = state.Z, state.count, (state.ridge_left, state.ridge)
+    (rows, p), sample = Z.shape, features is not None
     z = Z.new_empty(rows * (1 + count) + count + 1)
-    sample = features is not None
     flag: Tensor = Z.new_empty((), dtype=torch.bool) if finite is None else finite
     block_r, block_c, block_t = (triton.next_power_of_2(size) for size in (rows, p, max(count, 1)))
-    _project[(triton.cdiv(rows, _ROWS),)](
-        Z, features if sample else Z, z, state.ridge_left, ridge, state.tally, state.fading, rows, p, state.k,
-        SAMPLE=sample, COUNT=count, BLOCK_T=block_t, BLOCK_R=_ROWS, BLOCK_C=block_c,
-    )  # fmt: skip
-    bias = state.weight if state.bias is None else state.bias  # a pointer must be given, used or not
+    x, y = (features, targets) if sample else (Z, Z)  # a pointer must be given, used or not
+    counted, kind = (state.tally, state.fading), (sample, count, block_t)
+    _project[(triton.cdiv(rows, _ROWS),)](Z, x, z, *penalty, *counted, rows, p, state.k, *kind, block_c)
+    head = state.weight, state.weight if state.bias is None else state.bias, state.energy
+    sizes = p, rows - p, state.k, state.bias is not None, *kind, block_r
+    warps = 4 if count <= 1 else 8
     _learn[(triton.cdiv(p, _COLUMNS),)](
-        Z, z, targets if sample else Z, state.weight, bias, state.energy, state.ridge_left, ridge, prior, state.tally,
-        state.fading, flag, state.too_large, p, m, state.k,
-        LIMIT=CAPTURED_ROW_LIMIT, HAS_BIAS=state.bias is not None, SAMPLE=sample, COUNT=count, BLOCK_T=block_t,
-        BLOCK_R=block_r, BLOCK_C=_COLUMNS, num_warps=4 if count <= 1 else 8,
-    )  # fmt: skip
+        *(Z, z, y, *head, *penalty, state.prior, *counted, flag, state.too_large, *sizes), num_warps=warps
+    )
     return flag
 
 
 @triton.jit
 def _whiten(
-    Z, x, y, P, sizes, left, ridge, prior, tally, fading, rows, n, all, p, m, k,
-    FADES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    Z, x, y, projected, sizes, left, ridge, prior, tally, fading, rows, n, all, p, m, k,
+    FADES: constexpr, BLOCK_N: constexpr, BLOCK_R: constexpr = _TILE, BLOCK_K: constexpr = _DEPTH,
 ):  # fmt: skip
-    """P = [F; Eᵀ] (p + m, all): the rows of TΦᵀ, and by how much the targets exceed those of WΦᵀ; and their squares.
+    """projected = [F; Eᵀ] (p + m, all): rows of TΦᵀ, and by how much targets exceed those of WΦᵀ; and their squares.
 
     With FADES there is one row more than the n of Φ, √q e_j, which is a column of Z, and F is that of T/√λ.
     """
-    r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    r = positions(0, BLOCK_R)
     i = tl.arange(0, BLOCK_N)
-    product = tl.zeros((BLOCK_R, BLOCK_N), dtype=Z.dtype.element_ty)
-    for start in range(0, p, BLOCK_K):
-        c = start + tl.arange(0, BLOCK_K)
-        tile = tl.load(Z + r[:, None] * p + c[None, :], mask=(r < rows)[:, None] & (c < p)[None, :], other=0.0)
-        h = tl.load(x + i[None, :] * k + c[:, None], mask=(c < k)[:, None] & (i < n)[None, :], other=0.0)
-        h = tl.where(((c >= k) & (c < p))[:, None], 1.0, h.to(tile.dtype))
-        product = tl.dot(tile, h, product, input_precision="ieee", out_dtype=Z.dtype.element_ty)
+    whitened = times_features(Z, x, r, i, rows, n, p, k, BLOCK_R, BLOCK_N, BLOCK_K)
     of_W = (r >= p) & (r < rows)
-    inside = (r < rows)[:, None] & (i < n)[None, :]
-    target = tl.load(y + i[None, :] * m + (r - p)[:, None], mask=of_W[:, None] & (i < n)[None, :], other=0.0)
-    inverse_root = tl.load(fading + 1).to(product.dtype)
-    product = tl.where(of_W[:, None], target.to(product.dtype) - product, product * inverse_root)
-    product = tl.where(inside, product, 0.0)
-    tl.store(P + r[:, None] * all + i[None, :], product, mask=inside)
-    size = tl.sum(product * product)
-    size_of_F = tl.sum(tl.where((r < p)[:, None], product * product, 0.0))
+    target = load_transposed(y, m, r - p, i, of_W, i < n).to(whitened.dtype)
+    inverse_root = tl.load(fading + 1).to(whitened.dtype)
+    whitened = tl.where(of_W[:, None], target - whitened, whitened * inverse_root)
+    store(projected, all, r, i, whitened, r < rows, i < n)
+    size = tl.sum(whitened * whitened)
+    size_of_F = tl.sum(tl.where((r < p)[:, None], whitened * whitened, 0.0))
     if FADES:
         j, root = _ridge_row(left, ridge, tl.load(tally + 2).to(tl.int64), 0, p, fading)
-        column = tl.load(Z + r * p + j, mask=r < rows, other=0.0)
-        aim = tl.load(prior + (r - p) * p + j, mask=of_W, other=0.0)
+        column = load_vector(Z + j, r * p, r < rows)
+        aim = load_vector(prior + j, (r - p) * p, of_W)
         column = root * tl.where(of_W, aim - column, column * inverse_root)
-        tl.store(P + r * all + n, column, mask=r < rows)
+        tl.store(projected + r * all + n, column, mask=r < rows)
         size += tl.sum(column * column)
     tl.store(sizes + tl.program_id(0), size)
     tl.store(sizes + tl.num_programs(0) + tl.program_id(0), size_of_F)
@@ -238,11 +234,11 @@ def _whiten(
 
 @triton.jit
 def _products(
-    P, Z, CUF, sizes, fading, finite_out, too_large, n, all, p, parts,
-    LIMIT: tl.constexpr, FADES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    projected, Z, products, sizes, fading, finite_out, too_large, n, all, p, parts,
+    FADES: constexpr, BLOCK_N: constexpr, BLOCK_S: constexpr, LIMIT: constexpr = CAPTURED_LIMIT,
+    BLOCK_C: constexpr = _TILE, BLOCK_K: constexpr = _DEPTH,
 ):  # fmt: skip
-    """CUF = [I + FᵀF, FᵀT/√λ, Fᵀ] (all, all + 2p) in these columns, with F = 0 where anything is not finite,
+    """products = [I + FᵀF, FᵀT/√λ, Fᵀ] (all, all + 2p) in these columns, with F = 0 where anything is not finite,
     or where F is larger than LIMIT.
 
     With FADES the last of all rows, which would double the product's size, is made by sums.
@@ -251,37 +247,29 @@ def _products(
     of_F = tl.program_id(0) < tiles
     c = tl.where(of_F, tl.program_id(0), tl.program_id(0) - tiles) * BLOCK_C + tl.arange(0, BLOCK_C)
     in_F, in_T = of_F & (c < all), (of_F == 0) & (c < p)
-    i, part = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_S)
-    total = tl.sum(tl.load(sizes + part, mask=part < parts, other=0.0))
-    finite = total * total < float("inf")  # nor NaN; squared, because the sweeps multiply two entries of C
-    size = tl.sum(tl.load(sizes + parts + part, mask=part < parts, other=0.0))
-    refused = finite & (size > LIMIT)
-    finite = finite & (size <= LIMIT)
-    inside = (i < n)[:, None] & in_T[None, :]
-    f = tl.load(P + c[None, :] * all + i[:, None], mask=inside, other=0.0)
-    product = tl.zeros((BLOCK_N, BLOCK_C), dtype=Z.dtype.element_ty)
+    i = tl.arange(0, BLOCK_N)
+    finite, refused = judge(sizes, parts, LIMIT, BLOCK_S)
+    f = load_transposed(projected, all, i, c, i < n, in_T)
+    total = tl.zeros((BLOCK_N, BLOCK_C), dtype=Z.dtype.element_ty)
     last = tl.zeros((BLOCK_C,), dtype=Z.dtype.element_ty)
     for start in range(0, p, BLOCK_K):
         j = start + tl.arange(0, BLOCK_K)
-        left = tl.load(P + j[None, :] * all + i[:, None], mask=(j < p)[None, :] & (i < n)[:, None], other=0.0)
-        right = tl.load(P + j[:, None] * all + c[None, :], mask=(j < p)[:, None] & in_F[None, :], other=0.0)
-        right += tl.load(Z + j[:, None] * p + c[None, :], mask=(j < p)[:, None] & in_T[None, :], other=0.0)
-        product = tl.dot(left, right, product, input_precision="ieee", out_dtype=Z.dtype.element_ty)
+        right = load(projected, all, j, c, j < p, in_F) + load(Z, p, j, c, j < p, in_T)
+        total = add_product(load_transposed(projected, all, i, j, i < n, j < p), right, total)
         if FADES:
-            last += tl.sum(tl.load(P + j * all + n, mask=j < p, other=0.0)[:, None] * right, axis=0)
-    scale = tl.where(of_F, 1.0, tl.load(fading + 1).to(product.dtype))
-    product = tl.where(finite, product * scale, 0.0)
-    product = tl.where((i[:, None] == c[None, :]) & in_F[None, :], product + 1.0, product)
-    place = CUF + tl.where(in_F, c, all + c)
-    rows = place[None, :] + i[:, None] * (all + 2 * p)
-    tl.store(rows, product, mask=(i < n)[:, None] & (in_F | in_T)[None, :])
-    tl.store(rows + p, tl.where(finite, f, 0.0), mask=inside)
+            last += tl.sum(load_vector(projected + n, j * all, j < p)[:, None] * right, axis=0)
+    scale = tl.where(of_F, 1.0, tl.load(fading + 1).to(total.dtype))
+    total = tl.where(finite, total * scale, 0.0)
+    total = tl.where((i[:, None] == c[None, :]) & in_F[None, :], total + 1.0, total)
+    column, wide = tl.where(in_F, c, all + c), all + 2 * p
+    store(products, wide, i, column, total, i < n, in_F | in_T)
+    store(products + p, wide, i, column, tl.where(finite, f, 0.0), i < n, in_T)
     if FADES:
         last = tl.where(finite, last * scale, 0.0)
         last = tl.where((c == n) & in_F, last + 1.0, last)
-        place += n * (all + 2 * p)
+        place = products + n * wide + column
         tl.store(place, last, mask=in_F | in_T)
-        f_last = tl.load(P + c * all + n, mask=in_T, other=0.0)
+        f_last = load_vector(projected + n, c * all, in_T)
         tl.store(place + p, tl.where(finite, f_last, 0.0), mask=in_T)
     if tl.program_id(0) == 0:
         tl.store(finite_out, finite)
@@ -290,112 +278,95 @@ def _products(
 
 @triton.jit
 def _solve(
-    P, CUF, W, weight, bias, energy, left, ridge, tally, fading, finite_in, buffer, n, all, p, m, k,
-    HAS_BIAS: tl.constexpr, FADES: tl.constexpr, TWO: tl.constexpr, HALF: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr,
+    projected, products, W, weight, bias, energy, left, ridge, tally, fading, finite_in, buffer, n, all, p, m, k,
+    HAS_BIAS: constexpr, FADES: constexpr, TWO: constexpr, BLOCK_M: constexpr, BLOCK_P: constexpr,
+    HALF: constexpr = _HALF, BLOCK_C: constexpr = _TILE,
 ):  # fmt: skip
     """X = C⁻¹E in every program alike, then W += XᵀU in these columns, and the head takes W.
 
     With FADES C has a border more, the row (bᵀ, d) of the ridge: X₀ = C⁻¹[E, b] without it, then
     x = (e - bᵀX₀)/(d - bᵀC⁻¹b) and X = X₀ - C⁻¹b x.
     """
-    dtype: tl.constexpr = CUF.dtype.element_ty
-    SIZE: tl.constexpr = 2 * HALF if TWO else HALF
+    SIZE: constexpr = 2 * HALF if TWO else HALF
     i, o = tl.arange(0, SIZE), tl.arange(0, BLOCK_M)
-    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    c = positions(0, BLOCK_C)
     wide = all + 2 * p
     buffer += tl.program_id(0) * (2 * HALF * HALF + SIZE * BLOCK_M)
     finite = tl.load(finite_in)
-    E = tl.load(P + (p + o)[None, :] * all + i[:, None], mask=(i < n)[:, None] & (o < m)[None, :], other=0.0)
+    E = load_transposed(projected, all, i, p + o, i < n, o < m)
     E = tl.where(finite, E, 0.0)  # rows of zeros change nothing
-    border = tl.load(CUF + i * wide + n, mask=(i < n) & FADES, other=0.0)
+    border = load_vector(products + n, i * wide, (i < n) & FADES)
     E = tl.where((o == m)[None, :], border[:, None], E)
-    U = tl.load(CUF + all + c[None, :] + i[:, None] * wide, mask=(i < n)[:, None] & (c < p)[None, :], other=0.0)
-    C = tile_of(CUF, wide, n, 0, 0, SIZE)
+    U = load(products + all, wide, i, c, i < n, c < p)
+    C = tile_of(products, wide, n, 0, 0, SIZE)
     off = tl.where(i[:, None] == i[None, :], C - 1.0, C)
     size = tl.sqrt(tl.sum(off * off))
     if size < NEAR:
         X = solve_near_identity(C, E, size, SIZE)
     else:
-        X = solve_by_sweeps(CUF, E, buffer, n, wide, TWO, HALF, BLOCK_M)
+        X = solve_by_sweeps(products, E, buffer, n, wide, TWO, HALF, BLOCK_M)
     if FADES:
-        last = tl.load(P + (p + o) * all + n, mask=o < m, other=0.0)
-        last = tl.where(finite, last, 0.0)
-        d = tl.load(CUF + n * wide + n)
+        last = tl.where(finite, load_vector(projected + n, (p + o) * all, o < m), 0.0)
+        d = tl.load(products + n * wide + n)
         met = tl.sum(border[:, None] * X, axis=0)  # bᵀX₀
         d -= tl.sum(tl.where(o == m, met, 0.0))
         pull = tl.where(o < m, (last - met) / d, 0.0)
         X -= tl.sum(tl.where((o == m)[None, :], X, 0.0), axis=1)[:, None] * pull[None, :]
-    step = tl.dot(tl.trans(X), U, input_precision="ieee", out_dtype=dtype)
+    step = product(tl.trans(X), U)
     fall = tl.sum(E * X, axis=0)
     if FADES:
-        row = tl.load(CUF + n * wide + all + c, mask=c < p, other=0.0)
+        row = load_vector(products + n * wide + all, c, c < p)
         step += pull[:, None] * row[None, :]
         fall += last * pull
-
-    inside = (o < m)[:, None] & (c < p)[None, :]
-    place = W + o[:, None] * p + c[None, :]
-    new = tl.load(place, mask=inside, other=0.0) + step
-    tl.store(place, new, mask=inside)
-    tl.store(weight + o[:, None] * k + c[None, :], new, mask=inside & (c < k)[None, :])
-    if HAS_BIAS:
-        tl.store(bias + o[:, None] + 0 * c[None, :], new, mask=inside & (c == k)[None, :])
+    add_to_head(W, weight, bias, o, c, step, m, p, k, HAS_BIAS)
     if tl.program_id(0) == 0:
         fade = tl.where(finite, tl.load(fading), 1.0)
-        before = tl.load(energy + o, mask=o < m, other=0.0)
+        before = load_vector(energy, o, o < m)
         tl.store(energy + o, fade.to(before.dtype) * before + fall, mask=o < m)
-        good = finite.to(tl.float64)
-        tl.store(tally, tl.load(tally) + good)
-        tl.store(tally + 1, fade * tl.load(tally + 1) + good * n)
+        _count(tally, finite, fade, n)
         if FADES:
             j = coordinate(tl.load(tally + 2).to(tl.int64), 0, p)
             _restore(left, ridge, tally, j, 1, p, fading, finite, BLOCK_P)
 
 
-def block(
-    state: Any, features: Tensor, targets: Tensor, ridge: Tensor, prior: Tensor
-) -> tuple[Callable[[], None] | None, Tensor]:
+def block(state: Any, features: Tensor, targets: Tensor) -> tuple[Callable[[], None] | None, Tensor]:
     """Update W and the head of a `CapturedState` by a block and, where it forgets, by rows of the ridge.
 
     Returns a function that updates T, to be called before the next block, and a flag (0-d): whether all was finite.
     Several rows of the ridge need the T that the samples leave: no function.
     """
     if state.count <= 1:
-        return _block(state, features, targets, ridge, prior, fades=state.count == 1)
-    finish_now, finite = _block(state, features, targets, ridge, prior, fades=False)
+        return _block(state, features, targets, fades=state.count == 1)
+    finish_now, finite = _block(state, features, targets, fades=False)
     finish_now()
-    return None, rank_one(state, None, None, ridge, prior, finite)
+    return None, rank_one(state, None, None, finite)
 
 
-def _block(
-    state: Any, features: Tensor, targets: Tensor, ridge: Tensor, prior: Tensor, fades: bool
-) -> tuple[Callable[[], None], Tensor]:
-    Z, W, k = state.Z, state.W, state.k
-    (rows, p), m, n = Z.shape, W.shape[0], features.shape[0]
-    all, fading = n + fades, state.fading
+def _block(state: Any, features: Tensor, targets: Tensor, fades: bool) -> tuple[Callable[[], None], Tensor]:
+    Z, k, fading = state.Z, state.k, state.fading
+    (rows, p), m, n = Z.shape, len(state.W), len(features)
+    all = n + fades
     parts, programs = triton.cdiv(rows, _TILE), triton.cdiv(p, _TILE)
     two, width = n > _HALF, max(_TILE, triton.next_power_of_2(m + fades))
     if (n, fades) not in state.blocks:  # kept: a graph's other streams still read them when their names are gone
         buffer = Z.new_empty(programs, 2 * _HALF * _HALF + (1 + two) * _HALF * width)
-        P, CUF, sizes = Z.new_empty(rows, all), Z.new_empty(all, all + 2 * p), Z.new_empty(2 * parts)
-        state.blocks[n, fades] = P, CUF, sizes, Z.new_empty((), dtype=torch.bool), buffer, *buffers(state.T, n, _HALF)
-    P, CUF, sizes, finite, buffer, *work = state.blocks[n, fades]
-    tiles = {"BLOCK_N": max(_HALF, triton.next_power_of_2(n)), "BLOCK_K": _DEPTH, "FADES": fades}
+        projected, products, sizes = Z.new_empty(rows, all), Z.new_empty(all, all + 2 * p), Z.new_empty(2 * parts)
+        finite = Z.new_empty((), dtype=torch.bool)
+        state.blocks[n, fades] = projected, products, sizes, finite, buffer, *buffers(state.T, n, _HALF)
+    projected, products, sizes, finite, buffer, *work = state.blocks[n, fades]
+    penalty, counted = (state.ridge_left, state.ridge), (state.tally, fading)
+    samples = max(_HALF, triton.next_power_of_2(n))
     stages = 1 if fades else 3  # sums beside a product are slower in a pipeline
-    _whiten[(parts,)](
-        Z, readable(features), readable(targets), P, sizes, state.ridge_left, ridge, prior,
-        state.tally, fading, rows, n, all, p, m, k, BLOCK_R=_TILE, num_stages=stages, **tiles,
-    )  # fmt: skip
+    given = readable(features), readable(targets), projected, sizes
+    shape = rows, n, all, p, m, k
+    _whiten[(parts,)](Z, *given, *penalty, state.prior, *counted, *shape, fades, samples, num_stages=stages)
+    flags, most = (finite, state.too_large), max(_TILE, triton.next_power_of_2(parts))
     _products[(triton.cdiv(all, _TILE) + programs,)](
-        P, Z, CUF, sizes, fading, finite, state.too_large, n, all, p, parts,
-        LIMIT=CAPTURED_LIMIT, BLOCK_S=max(_TILE, triton.next_power_of_2(parts)), BLOCK_C=_TILE, num_stages=stages,
-        **tiles,
-    )  # fmt: skip
-    bias = state.weight if state.bias is None else state.bias  # a pointer must be given, used or not
+        *(projected, Z, products, sizes, fading, *flags, n, all, p, parts, fades, samples, most), num_stages=stages
+    )
+    head = state.weight, state.weight if state.bias is None else state.bias, state.energy
+    kind = state.bias is not None, fades, two, width, triton.next_power_of_2(p)
     _solve[(programs,)](
-        P, CUF, W, state.weight, bias, state.energy, state.ridge_left, ridge, state.tally, fading, finite, buffer,
-        n, all, p, m, k,
-        HAS_BIAS=state.bias is not None, FADES=fades, TWO=two, HALF=_HALF, BLOCK_M=width, BLOCK_C=_TILE,
-        BLOCK_P=triton.next_power_of_2(p), num_warps=_WARPS,
-    )  # fmt: skip
-    return partial(finish, state.T, CUF, fading, finite, fades, work), finite
+        *(projected, products, state.W, *head, *penalty, *counted, finite, buffer, *shape[1:], *kind), num_warps=_WARPS
+    )
+    return partial(finish, state.T, products, fading, finite, fades, work), finite

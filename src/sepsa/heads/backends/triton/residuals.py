@@ -6,12 +6,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 _BLOCK, _WARPS = 4096, 16
 
 
 @triton.jit
-def _residuals(logits, labels, factors, R, logs, K, stride, EACH: tl.constexpr, BLOCK: tl.constexpr):
+def _residuals(logits, labels, factors, R, logs, K, stride, EACH: constexpr, BLOCK: constexpr):
     """One row: log P_y, and factor (P - y) in the dtype of R, 0 in the columns from K on."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride

@@ -1,14 +1,15 @@
 """The choice among forecasts: stacks of heads and seasons, and naive forecasts.
 
 Beside the mean of the heads, a stack combines it with what seasons predict: for each series and step a small head. The
-last value and the last value of each season are naive forecasts; the heads are used where their recent errors are
-significantly smaller than those of the best naive forecast.
+last value and the last value of each season are naive forecasts, alone and with a trend; the heads are used where their
+recent errors are significantly smaller than those of the best naive forecast.
 """
 
 from __future__ import annotations
 
 import math
 
+from sepsa import candidates
 from sepsa.stream.forecast.kernels.heads import dot, gains, learn_error
 from sepsa.stream.forecast.kernels.parts import (
     CHANGE_SQUARE,
@@ -18,6 +19,7 @@ from sepsa.stream.forecast.kernels.parts import (
     LEAD,
     LEAD_SQUARE,
     PRODUCT,
+    TREND_ROWS,
     fixed,
     given,
     row,
@@ -28,7 +30,10 @@ from sepsa.stream.forecast.kernels.parts import (
 from sepsa.stream.kernels.compilation import called
 from sepsa.stream.kernels.robust import HUGE
 
+DAMPED = 0.95  # of a drift, by row
 RECENT = 0.99  # discount of the errors by which forecasts are bounded and intervals scaled
+
+exceeds = called(candidates.exceeds)
 
 
 @called
@@ -57,10 +62,20 @@ def seasonal(periods, profile, h, phase, last, lags, now, ahead, off, x):
 
 
 @called
-def seasons_ago(periods, lags, h, i, t, now, last):
-    """Naive forecast i of row t by h + 1 steps: the last value, or that of season i - 1, as soon as there is one."""
-    lag = back(periods[i - 1], h) if i > 0 else 0
-    return lags[now - lag] if 0 < lag <= t else last
+def naive_forecast(periods, lags, h, i, t, now, last):
+    """Naive forecast i of row t by h + 1 steps: the last value or that of a season, as soon as there is one.
+
+    After all of these they follow with a local drift, the mean change over the first season before the last value, and
+    then with a damped one.
+    """
+    bases = periods.size + 1
+    lag = back(periods[i % bases - 1], h) if i % bases > 0 else 0
+    value, rows = (lags[now - lag], lag) if 0 < lag <= t else (last, h + 1)
+    span = math.floor(periods[0] + 0.5) if periods.size > 0 else TREND_ROWS
+    if i < bases or t - h - 1 < span:
+        return value
+    drift = (last - lags[now - h - 1 - span]) / span
+    return value + drift * (rows if i < 2 * bases else DAMPED * (1.0 - DAMPED**rows) / (1.0 - DAMPED))
 
 
 @called
@@ -106,7 +121,7 @@ def follow_candidates(model, j, h, t, now, rate, soon):
     largest = 10.0  # typical errors
     count = naive.size
     for i in range(count):
-        naive[i] = seasons_ago(periods, lags[j], h, i, t, now, last)
+        naive[i] = naive_forecast(periods, lags[j], h, i, t, now, last)
     off = value - naive[leader]
     typical[j, h] += soon * (off * off - typical[j, h])
     unit = math.sqrt(typical[j, h]) if typical[j, h] > 0.0 else 1.0
@@ -157,9 +172,8 @@ def follow_leader(known, leader, share, least):
     """The naive forecast to use: another than `leader` where its errors were smaller by `least` standard errors."""
     best, found = 0.0, leader
     for i in range(len(known)):
-        gain = known[i, LEAD]
-        spread = max(known[i, LEAD_SQUARE] - max(1.0 - share, 0.0) * gain * gain, 0.0)
-        if gain > best and gain > least * math.sqrt(share * spread):
+        gain, square = known[i, LEAD], known[i, LEAD_SQUARE]
+        if gain > best and exceeds(gain, square, share, max(1.0 - share, 0.0), least):
             best, found = gain, i
     if found != leader:
         square = known[found, LEAD_SQUARE]
@@ -218,7 +232,7 @@ def choose(model, t, now):
             mixed[j, h] = mean + share * (stacked[j, h] - mean)
             share, own = share_of_rows(choice_rate(options, h), t - h, h), known[:, j, h]
             leader = follow_leader(own, leaders[j, h], share, options.lead)
-            usual = seasons_ago(periods, lags[j], h, leader, t + h + 1, now + h + 1, z[j])
+            usual = naive_forecast(periods, lags[j], h, leader, t + h + 1, now + h + 1, z[j])
             leaders[j, h] = leader
             latest = share_of_rows(1.0 - RECENT, t - h, h)
             far = trust(own[leader], share, latest, options.sure, options.guard)

@@ -4,21 +4,22 @@ At row s the inputs x of every head are known, and the target of step h only at 
 head depends on inputs alone, so that its gain k = Bx / (λ + xᵀBx) is computed once, at row s, and kept for H rows; the
 weights of step h learn by w += k (y - wᵀx) when row s + h comes. Step h thus has the weights of recursive least squares
 on all pairs known by now, for one covariance for all steps. Forgotten ridge is restored by the rule of
-`heads.math.ridge`, by further gains that are kept beside the first.
+`sepsa.restoration`, by further gains that are kept beside the first.
 """
 
 from __future__ import annotations
 
 import math
 
-from sepsa.heads.math import ridge as ridge_rule
+from sepsa import restoration
 from sepsa.stream.forecast.kernels.parts import NEXT, UPDATES, fixed, given, heads, plan, row, shared, size
 from sepsa.stream.kernels.compilation import called
 from sepsa.stream.kernels.head import rank_one
+from sepsa.stream.kernels.weigh import relative_weight
 
 FIRST_ROWS = 32  # before any value is implausible, and any loss a measure of others
 
-due = called(ridge_rule.due)
+due = called(restoration.due)
 
 
 @called
@@ -165,8 +166,7 @@ def add_forecasts(model, family, t, total):
             j = targets[g, i]
             for v in range(W.shape[0]):
                 for h in range(H):
-                    loss = losses[v, g, i, h]
-                    share = (best[j, h] / loss) ** sharpness if loss > 0.0 else 1.0
+                    share = relative_weight(losses[v, g, i, h], best[j, h], sharpness, 1e-300, 0.0)
                     total[j, h] += share * dot(W[v, g, i, h], x)
                     weight[j, h] += share
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sepsa.heads.math.ridge import due
+from sepsa.restoration import due
 from sepsa.stream.kernels.parts import Bounds, Field, Part, Record, Rule, Sizes, work
 from sepsa.stream.kernels.views import Frame, Group
 
@@ -36,6 +36,7 @@ OPTIONS = Record(
     guard=Field(float, 3.0),  # standard errors by which the latest absolute errors of heads may be larger
 )
 STACK_RIDGE = 30.0
+TREND_ROWS = 12  # whose mean change is the drift of a series without seasons
 # Whether quantiles are wanted, and the exogenous inputs of later rows are used; the revised value, of a series some
 # rows ago.
 CALL = Record(intervals=int, ahead=int, series=int, age=int, value=float)
@@ -128,6 +129,7 @@ fixed = Group(
     number("ANGLES", "angles"),  # of the seasons, in radians a row
     number("PERIODS", "seasons"),  # in rows
     number("LEVELS", "levels"),  # of the quantiles of errors
+    number("STEPS", "levels"),  # by which errors move these quantiles, in mean absolute errors
     number("STACK_RIDGE", "stacked", start=STACK_RIDGE),
     number("EXOGENOUS_RIDGE", "exogenous"),
 )
@@ -178,9 +180,9 @@ stack = Group(
     number("MIXED", "horizon series horizon", power=1),
     number("TYPICAL", "series horizon", (0, MOST), power=2),  # squared errors of the naive forecast in use
     # Recent absolute errors in units of the root of that: of the naive forecasts, which are the last value and the last
-    # of each season, of the heads, of the stack and of the forecast.
+    # of each season, the same with a drift and with a damped one, of the heads, of the stack and of the forecast.
     number("MISSED", "candidates series horizon", (0, 11.0)),
-    whole("LEADER", "series horizon", (0, "seasons")),  # the naive forecast in use
+    whole("LEADER", "series horizon", (0, "naive - 1")),  # the naive forecast in use
     # Recent means for each naive forecast: how much smaller its errors are than the leader's, and its square; how much
     # smaller those of MIXED are, and its square; the product of its error and its distance from MIXED; both squares.
     number("KNOWN", "naive series horizon 7", (-1e9, 1e9)),
@@ -195,8 +197,8 @@ stack = Group(
         "above_stacked": lambda sizes: triangle(stacked(sizes)),
         "stacked_restored": lambda sizes: restored_at_once(stacked(sizes), OPTIONS.fields["stack"].start),
         "season_rows": lambda sizes: sizes["longest"] + 1,
-        "naive": lambda sizes: sizes["seasons"] + 1,
-        "candidates": lambda sizes: sizes["seasons"] + 4,
+        "naive": lambda sizes: 3 * (sizes["seasons"] + 1),
+        "candidates": lambda sizes: 3 * (sizes["seasons"] + 1) + 3,
     },
     rules=(
         TURN_RULE,
@@ -266,19 +268,25 @@ shared = Group(
     number("BASE", "horizon series", power=1),  # a ring of values, and whether they were observed
     Part("THERE", np.bool_, ("horizon", "series")),
     number("MADE", "horizon series horizon", power=1),  # a ring of forecasts, and of the quantiles of their
-    number("ENDS", "horizon levels series horizon", power=1),  # errors as they were issued
+    number("ENDS", "horizon kinds levels series horizon", power=1),  # errors as they were issued
     whole("JUDGED", "series judged"),  # values observed, and errors of each step
-    number("SIZE", "series horizon", (0, MOST), power=1),  # recent absolute errors
-    number("QUANTILES", "levels series horizon", (-1e6, 1e6)),  # of errors in units of it
+    # Of errors without and, where there are exogenous inputs, with what they explain: recent absolute errors, and
+    # quantiles in units of these.
+    number("SIZE", "kinds series horizon", (0, MOST), power=1),
+    number("QUANTILES", "kinds levels series horizon", (-1e6, 1e6)),
     number("TOLD", "series horizon", (-1e103, 1e103)),  # the last forecasts and their quantiles, in units of
-    number("TOLD_ENDS", "levels series horizon", (-1e110, 1e110)),  # the series
+    number("TOLD_ENDS", "kinds levels series horizon", (-1e110, 1e110)),  # the series
     number("EXTENT", "2 series", power=1),  # the least and the largest value observed
     # How many values in a row were implausible, and how much oftener the next value confirmed such a one than not.
     whole("ODD", "2 series", (None, None)),
     number("STRANGE", "series", (-1e210, 1e210), power=1),  # the last implausible value
-    sizes={"twice": lambda sizes: 2 * sizes["recent"], "judged": lambda sizes: 1 + sizes["horizon"]},
+    sizes={
+        "twice": lambda sizes: 2 * sizes["recent"],
+        "judged": lambda sizes: 1 + sizes["horizon"],
+        "kinds": lambda sizes: 1 + (sizes["exogenous"] > 0),
+    },
     rules=(
-        Rule("QUANTILES", "in order", lambda part: bool((np.diff(part("QUANTILES"), axis=0) >= 0).all())),
+        Rule("QUANTILES", "in order", lambda part: bool((np.diff(part("QUANTILES"), axis=1) >= 0).all())),
         Rule("EXTENT", "in order", lambda part: bool((part("EXTENT")[0] <= part("EXTENT")[1]).all())),
         Rule(
             "SCALE",

@@ -24,6 +24,7 @@ from sepsa.stream.kernels.robust import HUGE
 FAR_ERRORS = 30.0  # typical errors of step 1 beyond which a value is implausible
 LARGEST_VALUE = 1e6  # to which standardized values of the first rows are bounded
 CLIPPED = 8.0  # standard deviations to which exogenous inputs are bounded
+OVERLAP = 12.0  # steps ahead from which the size of errors is remembered in proportion to the step
 CHANGE = 16.0  # factor by which the spread of a series leaves its scale before the scale follows
 
 
@@ -88,16 +89,17 @@ def accept(model, i, t):
 
 
 @called
-def follow_quantiles(quantiles, ends, levels, e):
-    """Move the quantiles of the errors of a step by the error e of a forecast, which had these ends.
+def follow_quantiles(quantiles, ends, levels, steps, h, e):
+    """Move the quantiles of the errors of step h + 1 by the error e of a forecast, which had these ends.
 
-    Whatever comes, the share of errors above an end differs from its level by at most its range over `step` times rows.
+    A quantile moves as its level would by a fixed rate, if errors were normal: the farther out, the farther. Whatever
+    comes, the share of errors above an end differs from its level by at most its range over its step times rows. Errors
+    of far steps overlap, so that each of them moves less.
     """
-    step = 0.04  # in mean absolute errors
     if ends[0] == ends[-1]:
         return
     for v in range(levels.size):
-        quantiles[v] += step * (levels[v] if e > ends[v] else levels[v] - 1.0)
+        quantiles[v] += steps[v] / math.sqrt(1.0 + h) * (levels[v] if e > ends[v] else levels[v] - 1.0)
     for v in range(1, levels.size):
         quantiles[v] = max(quantiles[v], quantiles[v - 1])
 
@@ -108,7 +110,7 @@ def judge(model, t):
 
     A forecast that was made before the first value of its series has no error.
     """
-    levels, ridge = fixed.views("LEVELS EXOGENOUS_RIDGE", model)
+    levels, steps, ridge = fixed.views("LEVELS STEPS EXOGENOUS_RIDGE", model)
     z, there, x, since = row.views("Z THERE INPUTS SINCE", model)
     W, gain, restored, U, D, left, turn, unit = exogenous.views("W GAIN RESTORED U D LEFT TURN UNIT", model)
     made, ends, judged, typical, quantiles, was_there = shared.views("MADE ENDS JUDGED SIZE QUANTILES THERE", model)
@@ -121,18 +123,22 @@ def judge(model, t):
         since[j] = 1
     for h in range(min(t, H)):
         at = (t - h - 1) % H
+        far = (1.0 - RECENT) / (1.0 + h / OVERLAP)
         for j in range(z.size):
             if not there[j]:
                 continue
-            e = z[j] - made[at, j, h] - dot(W[j, h], x)
-            learn_error(W[j, h], gain, restored, first, e)
+            e = z[j] - made[at, j, h]
+            explained = e - dot(W[j, h], x)
+            learn_error(W[j, h], gain, restored, first, explained)
             before = since[j]
             since[j] += was_there[at, j]
             if judged[j, 0] <= before:
                 continue
-            follow_quantiles(quantiles[:, j, h], ends[at, :, j, h], levels, e)
             judged[j, h + 1] += 1
-            typical[j, h] += max(1.0 - RECENT, 1.0 / judged[j, h + 1]) * (abs(e) - typical[j, h])
+            for kind in range(size.kinds(model)):
+                off = explained if kind else e
+                follow_quantiles(quantiles[kind, :, j, h], ends[at, kind, :, j, h], levels, steps, h, off)
+                typical[kind, j, h] += max(far, 1.0 / judged[j, h + 1]) * (abs(off) - typical[kind, j, h])
 
 
 @called
@@ -194,12 +200,14 @@ def publish(model, i, rows):
             more = dot(W[j, h], x) if explained else 0.0
             told[j, h] = in_units(model, j, made[j, h])
             out[j, h] = in_units(model, j, made[j, h] + more) if judged[j, 0] > 0 else math.nan
-            for v in range(levels):
-                ends[v, j, h] = quantiles[v, j, h] * typical[j, h]
-                told_ends[v, j, h] = in_units(model, j, made[j, h] + ends[v, j, h])
-                if call.intervals:
-                    given.OUT_QUANTILES(model)[i, v, j, h] = in_units(model, j, made[j, h] + ends[v, j, h] + more)
+            for kind in range(size.kinds(model)):
+                for v in range(levels):
+                    ends[kind, v, j, h] = quantiles[kind, v, j, h] * typical[kind, j, h]
+                    told_ends[kind, v, j, h] = in_units(model, j, made[j, h] + ends[kind, v, j, h])
             if call.intervals:
+                for v in range(levels):
+                    end = made[j, h] + ends[1 if explained else 0, v, j, h] + more
+                    given.OUT_QUANTILES(model)[i, v, j, h] = in_units(model, j, end)
                 given.OUT_QUANTILES(model)[i, levels, j, h] = judged[j, h + 1]
 
 
@@ -315,8 +323,9 @@ def revise(model, _):
         for h in range(H):
             made[at, j, h] += change
             told[j, h] += scale[j] * change
-            for v in range(size.levels(model)):
-                told_ends[v, j, h] += scale[j] * change
+            for kind in range(size.kinds(model)):
+                for v in range(size.levels(model)):
+                    told_ends[kind, v, j, h] += scale[j] * change
         judged[j, 0] += not there[at, j]
     base[at, j], there[at, j] = new, True
     if age < n:

@@ -1,0 +1,148 @@
+"""Linear algebra of the compiled update of recursive least squares: factors, products and Potter's update in loops."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+# Not "nnan" and "ninf": the kernels look for NaN and Inf.
+OPTIONS: Any = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
+compiled = njit(**OPTIONS)
+
+
+@compiled
+def cholesky(A):
+    """The lower triangle of A becomes its Cholesky factor, two rows at a time. False: A is not positive definite."""
+    p = A.shape[0]
+    inverse = np.empty(p)  # of the diagonal: a product costs less than a quotient
+    for i in range(0, p, 2):
+        k = min(i + 1, p - 1)
+        for j in range(i):
+            a, b = 0.0, 0.0
+            for q in range(j):
+                a += A[i, q] * A[j, q]
+                b += A[k, q] * A[j, q]
+            A[i, j] = (A[i, j] - a) * inverse[j]
+            if k > i:
+                A[k, j] = (A[k, j] - b) * inverse[j]
+        for r in range(i, k + 1):
+            for j in range(i, r + 1):
+                total = A[r, j]
+                for q in range(j):
+                    total -= A[r, q] * A[j, q]
+                if j < r:
+                    A[r, j] = total * inverse[j]
+                elif total > 0.0:
+                    A[r, r] = math.sqrt(total)
+                    inverse[r] = 1.0 / A[r, r]
+                else:
+                    return False
+    return True
+
+
+@compiled
+def forward(C, X):
+    """X <- C⁻¹X for lower C."""
+    for i in range(X.shape[0]):
+        for j in range(i):
+            c = C[i, j]
+            for q in range(X.shape[1]):
+                X[i, q] -= c * X[j, q]
+        c = 1.0 / C[i, i]
+        for q in range(X.shape[1]):
+            X[i, q] *= c
+
+
+@compiled
+def forward_row(C, x):
+    """x <- C⁻¹x for lower C."""
+    for i in range(x.size):
+        total = x[i]
+        for j in range(i):
+            total -= C[i, j] * x[j]
+        x[i] = total / C[i, i]
+
+
+@compiled
+def backward_row(C, x):
+    """x <- C⁻ᵀx for lower C."""
+    for i in range(x.size - 1, -1, -1):
+        x[i] /= C[i, i]
+        c = x[i]
+        for j in range(i):
+            x[j] -= C[i, j] * c
+
+
+@compiled
+def step_head(T, W, f, e, u, energy, g):
+    """The half of `potter` that leaves T as it is: u = fᵀT, and W and energy in place, for g = 1 + fᵀf."""
+    p, m = T.shape[0], W.shape[0]
+    u[:] = 0.0
+    for i in range(p):
+        c = f[i]
+        for j in range(p):
+            u[j] += c * T[i, j]
+    for o in range(m):
+        c = e[o] / g
+        energy[o] += e[o] * c
+        for j in range(p):
+            W[o, j] += c * u[j]
+
+
+@compiled
+def step_root(T, f, u, g):
+    """The other half: T in place."""
+    beta = -1.0 / (g + math.sqrt(g))
+    for i in range(T.shape[0]):
+        c = beta * f[i]
+        for j in range(T.shape[0]):
+            T[i, j] += c * u[j]
+
+
+@compiled
+def potter(T, W, f, e, u, energy):
+    """`least_squares.potter` in place, u a buffer."""
+    g = 1.0
+    for j in range(T.shape[0]):
+        g += f[j] * f[j]
+    step_head(T, W, f, e, u, energy, g)
+    step_root(T, f, u, g)
+
+
+@compiled
+def add_entries(row, j, a, b, c, d):
+    """row[j : j + 4] += [a, b, c, d], as far as it goes."""
+    row[j] += a
+    if j + 1 < row.size:
+        row[j + 1] += b
+    if j + 2 < row.size:
+        row[j + 2] += c
+    if j + 3 < row.size:
+        row[j + 3] += d
+
+
+@compiled
+def add_product(A, left, right, lower):
+    """A += left rightᵀ, two by four entries at a time; with `lower` the lower triangle, and some entries beside it."""
+    rows, columns = left.shape[0], right.shape[0]
+    for i in range(0, rows, 2):
+        k = min(i + 1, rows - 1)
+        for j in range(0, min(i + 2, columns) if lower else columns, 4):
+            u, v, w = min(j + 1, columns - 1), min(j + 2, columns - 1), min(j + 3, columns - 1)
+            a, b, c, d, e, f, g, h = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+            for q in range(left.shape[1]):
+                x, y = left[i, q], left[k, q]
+                a += x * right[j, q]
+                b += x * right[u, q]
+                c += x * right[v, q]
+                d += x * right[w, q]
+                e += y * right[j, q]
+                f += y * right[u, q]
+                g += y * right[v, q]
+                h += y * right[w, q]
+            add_entries(A[i], j, a, b, c, d)
+            if k > i:
+                add_entries(A[k], j, e, f, g, h)

@@ -1,0 +1,71 @@
+"""Saved states of a forecaster's model by earlier versions, in the form of this one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from typing import Any
+
+import numpy as np
+
+from sepsa.stream.forecast.kernels.parts import LEAD_SQUARE
+from sepsa.stream.kernels.parts import Sizes
+
+
+def in_form(state: Any, groups: Set[str], sizes: Sizes) -> Any:
+    """A saved state with the parts of a model of these sizes; a damaged one stays as it is, and is refused by name."""
+    try:
+        if set(state) == groups - {"exogenous"}:
+            state = with_group(state)
+        if state["shared"]["QUANTILES"].ndim == 3:
+            state = with_kinds(state, sizes["kinds"])
+        if len(state["stack"]["KNOWN"]) == sizes["seasons"] + 1:
+            state = with_trends(state, sizes)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        pass
+    return state
+
+
+def with_group(state: Any) -> Any:
+    """A state from before the head on exogenous inputs was a group, with today's names of parts."""
+    names = {"K": "GAIN", "R": "RESTORED", "C": "FIRST"}
+    moved = {"drift": "MEAN", "spread2": "VARIANCE", "XU": "U", "XD": "D", "XW": "W", "XT": "TURN", "XK": "LEFT"}
+    new = {
+        group: {names.get(name, name.upper()): value for name, value in own.items() if name not in moved}
+        for group, own in state.items()
+    }
+    new["exogenous"] = {name: state["shared"][old] for old, name in moved.items() if old in state["shared"]}
+    gain_left_ridge = new["exogenous"].get("LEFT")
+    if isinstance(gain_left_ridge, np.ndarray) and gain_left_ridge.ndim == 2 and len(gain_left_ridge) == 3:
+        new["exogenous"]["LEFT"] = gain_left_ridge[1]
+    return new
+
+
+def with_kinds(state: Any, kinds: int) -> Any:
+    """A state from before errors without and with exogenous inputs were apart: both have those that it has."""
+    axes = {"QUANTILES": 0, "SIZE": 0, "TOLD_ENDS": 0, "ENDS": 1}
+    own = state["shared"]
+    return {**state, "shared": {**own, **{name: np.stack([own[name]] * kinds, axis) for name, axis in axes.items()}}}
+
+
+def with_trends(state: Any, sizes: Sizes) -> Any:
+    """A state from before naive forecasts with a trend: these are new, and none is ahead of the one in use."""
+    own, bases = state["stack"], sizes["seasons"] + 1
+    known, missed = own["KNOWN"], own["MISSED"]
+    new = np.zeros((sizes["naive"] - bases, *known.shape[1:]))
+    new[..., LEAD_SQUARE] = 4.0
+    longer = {
+        "KNOWN": np.concatenate([known, new]),
+        "MISSED": np.concatenate([np.tile(missed[:bases], (sizes["naive"] // bases, 1, 1)), missed[bases:]]),
+    }
+    lags = ring(state["shared"], sizes["recent"])
+    return {**state, "stack": {**own, **longer}, "shared": {**state["shared"], "LAGS": lags}}
+
+
+def ring(shared: Mapping[str, Any], n: int) -> Any:
+    """The last values in a ring of n rows; before those of a shorter ring there is its oldest value."""
+    lags, rows = shared["LAGS"], int(shared["COUNTS"][0])
+    before = lags.shape[1] // 2
+    kept = np.arange(max(rows - before, 0), rows)
+    values = np.repeat(lags[:, kept[:1] % before], n, axis=1)
+    values[:, kept[-n:] % n] = lags[:, kept[-n:] % before]
+    return np.tile(values, 2)
