@@ -20,6 +20,7 @@ prices. Errors are mean absolute errors, with the standard error of the days' me
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import time
@@ -139,6 +140,7 @@ def main() -> None:
         for row in part["models"]:
             print(f"{name:9} {row['model']:15} seed {row['seed']}: {row['mae']:.3f} ± {row['standard_error']:.3f}")
         print(f"{name:9} mean of all: {part['mean']['mae']:.3f} ± {part['mean']['standard_error']:.3f}")
+    importlib.import_module("sepsa.stream.forecast.blocks")  # so that the JSON records its sources
     write(__file__, found)
 
 

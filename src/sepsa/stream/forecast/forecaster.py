@@ -648,7 +648,8 @@ class SepSAForecaster(Saves):
         single = np.ndim(asked) == 0
         shares = [check_coverage(share) for share in ([asked] if single else asked)]
         levels = [check_coverage(level, "quantiles") for level in quantiles or ()]
-        xs = None if X is None else self._rows_ahead(X, self._check_horizon(horizon))
+        steps = self._check_horizon(horizon if self.every == 1 else None)  # a block has the inputs of all its rows
+        xs = None if X is None else self._rows_ahead(X, steps)
         made, known = self._forecast(horizon, xs)
         forecast = self._framed(made)
         if not shares and not levels:
@@ -717,7 +718,10 @@ class SepSAForecaster(Saves):
         """The forecaster in a notebook: its options and, once it has rows, the next forecasts with intervals."""
         if self._model is None or self._names is None:
             return show.html(repr(self), [])
-        made, known = self._forecast(None, None)
+        try:
+            made, known = self._forecast(None, None)
+        except ValueError:  # blocks need inputs ahead, or are over
+            return show.html(repr(self), [])
         low, high = interval(known, 0.9, self._limits)
         first = min(made.shape[1], SHOWN)
         rows = [
