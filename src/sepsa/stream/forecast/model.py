@@ -20,8 +20,11 @@ from sepsa.stream.scales import moments, trimmed
 
 LEVELS: Floats = np.array([0.005, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975, 0.995])  # of errors
 SCORES: Floats = np.array([NormalDist().inv_cdf(level) for level in LEVELS])  # of normal errors
-# An error moves a quantile as far as a rate of 0.02 moves its level, where errors are normal with mean size 1.
-STEPS: Floats = 0.02 * np.sqrt(np.pi / 2) / np.array([NormalDist().pdf(score) for score in SCORES])
+# An error moves a quantile as far as a rate of 0.02 moves its level, where errors are normal with mean size 1; those of
+# the outermost levels, which few errors exceed, no farther than that of 0.05.
+STEPS: Floats = (
+    0.02 * np.sqrt(np.pi / 2) / np.array([NormalDist().pdf(min(abs(score), SCORES[-3])) for score in SCORES])
+)
 KNOWN = len(LEVELS) + 1  # quantiles of errors, and the number of errors
 OPTIONS = np.array(tuple(field.start for field in parts.OPTIONS.fields.values()), parts.OPTIONS.dtype)
 SAVED = {"own": ("heads", parts.OWN), "joint": ("heads", parts.JOINT)} | {
