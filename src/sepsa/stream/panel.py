@@ -60,10 +60,12 @@ class SepSAPanelForecaster:
     Examples:
         >>> import pandas as pd
         >>> from sepsa import SepSAForecaster, SepSAPanelForecaster
-        >>> rows = [(shop, day, 10.0 * day + day % 7) for shop in ("u", "v") for day in range(200)]
-        >>> df = pd.DataFrame(rows, columns=["unique_id", "ds", "y"])
-        >>> df["ds"] = pd.Timestamp("2026-01-01") + pd.to_timedelta(df["ds"], "D")
-        >>> panel = SepSAPanelForecaster(SepSAForecaster(7, seasons=[7], step="day")).fit(df[:350]).update(df[350:])
+        >>> days = pd.date_range("2026-01-01", periods=200)
+        >>> y = [10.0 + day % 7 for day in range(200)]
+        >>> shops = [pd.DataFrame({"unique_id": u, "ds": days, "y": y}) for u in "ab"]
+        >>> df = pd.concat(shops)
+        >>> panel = SepSAPanelForecaster(SepSAForecaster(7, step="day"))
+        >>> panel = panel.fit(df[:350]).update(df[350:])
         >>> panel.predict(2, level=[90]).columns.tolist()
         ['unique_id', 'ds', 'SepSA', 'SepSA-lo-90', 'SepSA-hi-90']
     """
