@@ -19,9 +19,9 @@ import os, sys
 import sepsa
 assert 'torch' not in sys.modules
 if os.fork() == 0:
-    import pyarrow
+    import numpy, pyarrow
     from sepsa.stream.tables import cells, command
-    cells.to_floats(pyarrow.nulls(2, pyarrow.int8()))
+    cells.filled(pyarrow.nulls(2, pyarrow.int8()), numpy.int8(0))
     found = {{'pandas'}} & {{*sys.modules}}
     from sepsa.stream import forecast, sklearn
     print(sorted(found | {{'torch'}} & {{*sys.modules}}), flush=True)

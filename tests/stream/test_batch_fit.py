@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from reference import candidate_weights
+from sepsa import SepSARegressor
 from sepsa.heads.protocols import NotFinite
 from sepsa.stream import batch_fit, stacking
 from sepsa.stream.experts import stack
-from sepsa.stream.growth import learn_rows
 from sepsa.stream.learner import StreamLearner
 
 
@@ -207,10 +207,10 @@ def test_a_committee_is_the_mean_of_its_members():
     np.testing.assert_allclose(leverage, committee.inflation * np.mean(each, axis=0))
 
 
-def test_a_committee_learns_all_or_nothing(monkeypatch):
+def test_an_estimator_learns_by_all_members_or_by_none(monkeypatch):
     X, Y = table()
-    committee = fitted(X, Y).committee
-    before, calls, learn = committee.predict(X), [], StreamLearner.learn
+    model = SepSARegressor(random_state=0, max_iter=1).fit(X, Y[:, 0])
+    before, calls, learn = model.predict(X), [], StreamLearner.learn
 
     def refuse(self, *rows):
         calls.append(self)
@@ -220,8 +220,8 @@ def test_a_committee_learns_all_or_nothing(monkeypatch):
 
     monkeypatch.setattr(StreamLearner, "learn", refuse)
     with pytest.raises(NotFinite):
-        learn_rows(committee, lambda *_: committee, X, Y, np.ones(len(X)))
-    np.testing.assert_array_equal(committee.predict(X), before)
+        model.partial_fit(X, Y[:, 0])
+    np.testing.assert_array_equal(model.predict(X), before)
 
 
 def test_a_fitted_learner_saves_its_rows_and_no_room_for_others():

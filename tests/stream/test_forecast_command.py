@@ -241,15 +241,15 @@ def test_texts_are_inputs_and_rows_without_a_target_at_the_end_are_known_ahead(t
 def test_blocks_are_forecast_with_inputs_known_ahead(tmp_path):
     """The last day has no target yet, and its inputs are known."""
     start, cells = datetime(2026, 1, 5), []
-    for i in range(24 * 12):
+    for i in range(24 * 16):
         x = math.sin(i * i)
-        cells.append(f"{start + timedelta(hours=i)},{10 + math.sin(i / 4) + 2 * x if i < 24 * 11 else ''},{x}")
+        cells.append(f"{start + timedelta(hours=i)},{10 + math.sin(i / 4) + 2 * x if i < 24 * 15 else ''},{x}")
     source = tmp_path / "t.csv"
     source.write_text("\n".join(["date,y,x", *cells]) + "\n")
     options = ("--target", "y", "--time", "date", "--inputs", "x", "--every", 24, "--known-ahead")
     rows = rows_of(run(source, *options, "--checkpoint", tmp_path / "m.sepsa").stdout)
     assert [row["time"][-8:-6] for row in rows] == [f"{hour:02}" for hour in range(24)]
-    assert rows[0]["time"].startswith("2026-01-16")
+    assert rows[0]["time"].startswith("2026-01-20")
     for row in rows:
         assert float(row["low"]) < float(row["forecast"]) < float(row["high"])
     assert rows_of(run(source, "--checkpoint", tmp_path / "m.sepsa").stdout) == rows

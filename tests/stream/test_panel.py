@@ -106,7 +106,7 @@ FRAME, TEXTS = long(), long().assign(price="cheap")
         (FRAME.assign(unique_id=FRAME["unique_id"].where(FRAME.index > 0)), r"df\['unique_id'\] must .* in row 0"),
         (pd.concat([FRAME, FRAME[60:61]]), "series 'v': time must be at least half a step .* same_time="),
         (FRAME.assign(y=np.inf), r"df\['y'\] must be numbers up to"),
-        (FRAME.assign(y="a"), r"df\['y'\] must be numbers, or NaN"),
+        (FRAME.assign(y="a"), r"df\['y'\] must be numbers, got 'a' in the column 'y'"),
         (TEXTS, r"must be numbers, got 'cheap' in the column 'price'|df must have the inputs \[\]"),
         (FRAME.assign(ds="soon"), "time must be seconds, a datetime or a datetime64, got 'soon'"),
         ([1, 2], "df must be a frame of pandas or Polars, got list"),

@@ -15,8 +15,8 @@ from sepsa.stream.learner import StreamLearner
 class Committee:
     """The mean of several learners; each learns every row that the committee learns.
 
-    An error in `learn` or `grow` may leave some members with the rows and others without: `growth.learn_rows` lets a
-    copy learn, as a copy of all members costs as much as a row.
+    An error in `learn` or `grow` may leave some members with the rows and others without: let a copy learn, which
+    costs as much as a row.
     `inflation` is the factor c in the variance σ² (1 + c φᵀBφ) of a target (`sepsa.stream.batch_fit`).
     """
 
