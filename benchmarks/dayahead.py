@@ -13,8 +13,8 @@ day known; then the day is learned. All rows before `test` are learned first.
 `fit` is `SepSAForecaster(24, every=24, known_ahead=True, seed=s)` that fits the first rows and then learns a day at a
 time, for each seed; `last day alone` has `lags=24`, and `in order` learns the first rows once, by `update`. The mean is
 that of the forecasts of all of these. Which rows a block has was chosen on the Nordic prices; which models the mean has
-was chosen on no series. Errors are mean absolute errors, with the standard error of the days' means. Each run is written
-to the folder `--work`, so that a run that was stopped goes on with those that are missing.
+was chosen on no series. Errors are mean absolute errors, with the standard error of the days' means. Each run goes to
+the folder `--work`, so that a run that was stopped goes on with those that are missing.
 """
 
 from __future__ import annotations
