@@ -205,7 +205,7 @@ class RLS(ExactArithmetic):
         if self._captured is not None and self._backend is self._captured and self.ridge == "evidence":
             known, steps = self._captured.known
             self._captured.counters, self._captured.known = counters, (float(counters[SAMPLES]), int(counters[STEPS]))
-            self._choose_ridge(known, steps, annealed_forgetting(self.forgetting, self._ratio))
+            self._choose_ridge(known, steps, self._annealed)
             state, counters = self._backend.read()
         if self._problem.prior.device != device:
             state = state.map(lambda part: part.to(device))
@@ -328,7 +328,12 @@ class RLS(ExactArithmetic):
             self._weigh_ridge(float(backend.counters[SAMPLES]) / self._epoch)
         if not self.forgets:
             return 1.0
-        return self.forgetting if self._ratio == 1.0 else annealed_forgetting(self.forgetting, self._ratio)
+        return self.forgetting if self._ratio == 1.0 else self._annealed
+
+    @property
+    def _annealed(self) -> float:
+        """The forgetting at the present learning rate of the body."""
+        return annealed_forgetting(self.forgetting, self._ratio)
 
     def anneal(self, ratio: float, samples_per_epoch: int | None = None) -> None:
         """Remember ratio^-2 times as many updates: the forgetting becomes 1 - (1 - `forgetting`) * ratio^2.
@@ -364,7 +369,7 @@ class RLS(ExactArithmetic):
         """Take the ridge and the prior of the largest evidence; the head remembers this many samples."""
         (state, counters), (linear, prior, _) = self._backend.read(), self._problem
         choice, kappa = self._choice, self.noise_factor
-        lam = annealed_forgetting(self.forgetting, self._ratio)
+        lam = self._annealed
         r = evidence.mean_weight(lam, int(counters[STEPS]))
         if self._epoch is not None:
             kappa *= ridge_weight(samples / self._epoch)
@@ -454,7 +459,7 @@ class RLS(ExactArithmetic):
         captured.known = float(counters[SAMPLES]), int(counters[STEPS])
         self._captured = self._backend = captured
         self._place = ()
-        lam = annealed_forgetting(self.forgetting, self._ratio)
+        lam = self._annealed
         if self._epoch is not None and self.ridge != "evidence":
             self._weigh_ridge(float(counters[SAMPLES]) / self._epoch)
         return *captured.place, *captured.forget(lam)
@@ -485,7 +490,7 @@ class RLS(ExactArithmetic):
         """
         if self.ridge != "evidence" or self._captured is None:
             return None
-        lam = annealed_forgetting(self.forgetting, self._ratio)
+        lam = self._annealed
         return evidence.updates_until(self._captured.known[0], rows, lam)
 
     @torch.no_grad()

@@ -171,9 +171,10 @@ class SepSAPanelForecaster:
                     'start=SepSAForecaster(step=...), such as "day"'
                 )
             X = None if X_df is None else self._ahead(key, known.get(key), ahead)
-            made = [forecaster.predict(h, X, coverage=one / 100) for one in ends]
-            low, high = [part[1] for part in reversed(made)], [part[2] for part in made]
-            values.append(np.stack([made[0][0] if made else forecaster.predict(h, X), *low, *high]))
+            shares = [one / 100 for one in ends]
+            made, bands = forecaster.predict(h, X, coverage=shares) if shares else (forecaster.predict(h, X), {})
+            low, high = ([bands[share][side] for share in shares] for side in (0, 1))
+            values.append(np.stack([made, *reversed(low), *high]))
             keys += [key] * len(ahead)
             times += ahead
         columns = dict(zip(names, np.concatenate(values, 1), strict=True))

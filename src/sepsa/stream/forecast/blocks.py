@@ -356,7 +356,8 @@ class BlockHistory:
         if self.plan is None or self.blocks < LEAST:
             made = self._last_values(block)
         else:
-            before, level = self._before(block, self.Y), self.plan.level(self._before(block, self.Y))
+            before = self._before(block, self.Y)
+            level = self.plan.level(before)
             level = np.nan_to_num(np.where(np.isnan(level), self.seen, level))
             made = self._answer(self.plan.row(block, before, self._before(block, self.E), ahead, level))
         made = np.where(np.isnan(self.seen)[:, None], np.nan, made)
