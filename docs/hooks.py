@@ -6,6 +6,7 @@ Each program of examples/ that a page links to becomes a page of its own.
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,13 @@ def on_config(config: Any, **_: Any) -> Any:
 
 def on_files(files: Files, config: Any, **_: Any) -> Files:
     """Add the files that pages link to, so that a number and its JSON are on one site."""
-    for page, source in PAGES.items():
-        files.append(
-            File.generated(
-                config, page, content=(ROOT / source).read_text(encoding="utf-8")
-            )
-        )
+    pages = {
+        page: (ROOT / source).read_text(encoding="utf-8")
+        for page, source in PAGES.items()
+    }
+    pages["map.md"] = runpy.run_path(str(ROOT / "docs" / "map.py"))["page"]()
+    for page, content in pages.items():
+        files.append(File.generated(config, page, content=content))
     linked = set()
     for page in files.documentation_pages():
         linked.update(OUTSIDE.findall(page.content_string))
