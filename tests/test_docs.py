@@ -29,7 +29,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import typer
 import yaml
+
+from sepsa import cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "reproduction" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -245,6 +248,14 @@ def test_the_site_has_the_linked_programs_as_pages_and_no_file_of_the_build(site
     assert not [
         path for path in site.rglob("*") if path.suffix in (".py", ".pyc", ".toml") or path.name == "__pycache__"
     ]
+
+
+def test_the_page_on_the_command_line_has_every_option(site):
+    commands = typer.main.get_command(cli.app).commands.values()
+    options = {option.opts[0] for command in commands for option in command.params if option.opts[0].startswith("--")}
+    page = (site / "api" / "cli.html").read_text("utf-8")
+    assert len(options) > 30
+    assert not {option for option in options if f"<code>{option}</code>: " not in page}
 
 
 @pytest.mark.parametrize(
