@@ -78,7 +78,7 @@ def run(page):
             )  # fmt: skip
             assert done.returncode == 0, done.stdout
             # These lines appear on slow machines only.
-            slow = r"^(sepsa: compiling |[\d,]+ rows, [\d,]+ a second).*\n"
+            slow = r"^(sepsa: compiling |[\d,]+ rows, ([\d,]+ a second|\d+%, )).*\n"
             yield match, re.sub(slow, "", done.stdout, flags=re.MULTILINE)
         else:
             code = "\n" * match.string.count("\n", 0, match.start(part)) + match[part]  # at its line numbers
