@@ -234,10 +234,18 @@ class BlockHistory:
     def _planned(self) -> BlockPlan:
         """The plan, made when the first block is complete."""
         if self.plan is None:
-            known = () if self.grid is None else self.grid.seasons()
-            seasons = known if isinstance(self.seasons, str) else check_seasons(self.seasons)
-            self.plan = self._plan_of(seasons)
+            self.plan = self._plan_of(self._seasons(self.grid))
         return self.plan
+
+    def _seasons(self, grid: Grid | None) -> tuple[float, ...]:
+        """The seasons in rows, given or those of a grid."""
+        known = () if grid is None else grid.seasons()
+        return known if isinstance(self.seasons, str) else check_seasons(self.seasons)
+
+    def check(self, grid: Grid | None, series: int, exogenous: int) -> None:
+        """Raise a ValueError where blocks of so many series and inputs on this grid are too wide."""
+        plan = BlockPlan.of(self.every, self.settings.horizon, self.lags, self._seasons(grid), self.ahead)
+        check_width(self.plan or plan, series, exogenous)
 
     def _plan_of(self, seasons: tuple[float, ...]) -> BlockPlan:
         H, m, q = self.settings.horizon, self.settings.series, self.settings.exogenous

@@ -631,9 +631,11 @@ class SepSAForecaster(Saves):
             X: As for `update`.
             times: As for `update`.
         """
-        table, _, _ = self._read(y, X, times)
+        table, _, inputs = self._read(y, X, times)
+        clock = self.clock()
         if table.times is not None:
-            self._plan(self.clock(), table.times)
+            self._plan(clock, table.times)
+        self._history.check(clock.grid, len(table.names), len(inputs))
 
     def predict(
         self,
