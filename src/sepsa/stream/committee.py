@@ -11,6 +11,8 @@ from sepsa.states import schema
 from sepsa.stream.engine.protocol import Floats, StreamEngine
 from sepsa.stream.learner import StreamLearner
 
+LARGEST_INFLATION = 1e6
+
 
 class Committee:
     """The mean of several learners; each learns every row that the committee learns.
@@ -20,8 +22,10 @@ class Committee:
     `inflation` is the factor c in the variance σ² (1 + c φᵀBφ) of a target (`sepsa.stream.batch_fit`).
     """
 
-    def __init__(self, members: list[StreamLearner], inflation: float = 1.0) -> None:
+    def __init__(self, members: list[StreamLearner], inflation: int = 1) -> None:
         self.members, self.inflation = members, inflation
+        for member in members:
+            member.engine.set_inflation(inflation)
 
     @property
     def engine(self) -> StreamEngine:
@@ -67,8 +71,9 @@ class Committee:
         """Continue from the result of `state_dict`, with its number of members; a ValueError changes nothing."""
         new = schema.read(entry, state_dict, {"inflation", "count", "members"})
         states = new.items("members", new.integer("count", 1))
-        inflation = new.number("inflation", 0.0)
+        inflation = round(new.number("inflation", 1.0, LARGEST_INFLATION))
         members = [self.members[0].copy() for _ in states.values]
         for i, member in enumerate(members):
             member.load_state_dict(states[i], states.path(i))
+            member.engine.set_inflation(inflation)
         self.members, self.inflation = members, inflation

@@ -105,6 +105,7 @@ class Engine(StreamEngine):
             "batch": at_least("batch", batch, 1),
             "robust": LOSSES[one_of("loss", loss, LOSSES)],
             "classes": int(classes),
+            "inflation": 1,
             "room": 0 if models is None else tree_parts.room_for(0, inputs, most),
             "trees": at_least("trees", trees, 16),
             "rate": tree_parts.RATE,
@@ -250,6 +251,10 @@ class Engine(StreamEngine):
     def set_effective_samples(self, samples: float, noise: Floats) -> None:
         self.memory.divide("rows", max(1.0, self.samples / samples))
         set_variance(self._core, noise)
+
+    def set_inflation(self, inflation: int) -> None:
+        if inflation != self.form.settings["inflation"]:
+            self._core = self._core.with_settings(inflation=inflation)
 
     def set_plausible_targets(self, errors: Floats, low: Floats, high: Floats) -> None:
         set_quantiles(self._core, errors)

@@ -121,6 +121,9 @@ class StreamEngine(Protocol):
         Rows that were learned in N passes count N times: A <- A/N corrects that and leaves the head as it is.
         """
 
+    def set_inflation(self, inflation: int) -> None:
+        """Follow the errors e/√(1 + c φᵀBφ) with this c from now on, where the noise is that of recent errors."""
+
     def calibration_losses(self) -> Floats:
         """The log-loss of each inverse temperature on rows not yet learned; empty where the engine keeps none."""
         return np.empty(0)
