@@ -235,8 +235,7 @@ class TorchEngine(StreamEngine):
 
     @torch.no_grad()
     def _features(self, X: Floats) -> Tensor:
-        features: Tensor = self.optimizer.model.eval()[0](self._tensor(X, scaled=True))  # type: ignore[index]
-        return features
+        return self.optimizer.model.eval()[0](self._tensor(X, scaled=True))  # type: ignore[index]
 
     def predict(self, X: Floats) -> Floats:
         with torch.no_grad():
