@@ -115,6 +115,8 @@ class TextReader(TableReader):
 class CsvReader(TextReader):
     """A CSV file whose first line names the columns."""
 
+    names: list[str]
+
     def __init__(self, source: ByteSource, reading: Reading, resume: Position | None) -> None:
         super().__init__(source, reading)
         start = source.peek()
@@ -147,7 +149,6 @@ class CsvReader(TextReader):
         return check_names([cell.strip() or f"column {i + 1}" for i, cell in enumerate(cells)], name)
 
     def _block(self, batch: RecordBatch) -> RowBlock:
-        assert self.names is not None
         sizes = np.diff(batch.ends, prepend=0)
         good = (batch.flags == 0) & (batch.fields == len(self.names)) & (sizes <= records.LONGEST)
         if fails(batch.data.decode):
@@ -173,7 +174,6 @@ class CsvReader(TextReader):
 
     def _reason(self, batch: RecordBatch, i: Any) -> str:
         """Why record i cannot be read."""
-        assert self.names is not None
         if batch.flags[i] & lexer.HAS_NUL:
             return "the line holds a NUL byte"
         if batch.flags[i] & lexer.OPEN_QUOTE:
@@ -185,7 +185,6 @@ class CsvReader(TextReader):
         return f"the line is not in {spell_encoding(self.source.encoding)}"
 
     def _columns(self, data: bytes, rows: int) -> dict[str, Column]:
-        assert self.names is not None
         used = [name for name in self.names if name not in self.drop]
         if not used:
             return {}
