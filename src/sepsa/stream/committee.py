@@ -34,13 +34,11 @@ class Committee:
 
     def learn(self, X: Floats, Y: Floats, weight: Floats | None = None) -> Floats:
         """Learn rows in order; returns the predictions (n, outputs) made before."""
-        before: Floats = np.mean([member.learn(X, Y, weight) for member in self.members], axis=0)
-        return before
+        return np.mean([member.learn(X, Y, weight) for member in self.members], axis=0)
 
     def predict(self, X: Floats) -> Floats:
         """The predictions (n, outputs)."""
-        mean: Floats = np.mean([member.predict(X) for member in self.members], axis=0)
-        return mean
+        return np.mean([member.predict(X) for member in self.members], axis=0)
 
     def predict_with_leverage(self, X: Floats) -> tuple[Floats, Floats]:
         """The predictions (n, outputs) and c φᵀBφ (n,)."""
@@ -50,8 +48,7 @@ class Committee:
 
     def noise_variance(self) -> Floats:
         """The variance (outputs,) of targets about predictions."""
-        variance: Floats = np.mean([member.noise_variance() for member in self.members], axis=0)
-        return variance
+        return np.mean([member.noise_variance() for member in self.members], axis=0)
 
     def grow(self, new_inputs: Sequence[Sequence[float]], outputs: int) -> None:
         """Add inputs and outputs as `StreamLearner.grow` does."""

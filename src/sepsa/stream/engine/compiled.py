@@ -207,8 +207,7 @@ class Engine(StreamEngine):
         U = np.eye(self.head.shape[1])
         column, row = np.tril_indices(len(U), -1)  # U's columns lie one after the other
         U[row, column] = self._of_head("U")
-        result: Floats = (U * self._of_head("D")) @ U.T
-        return result
+        return (U * self._of_head("D")) @ U.T
 
     def scaling(self) -> tuple[Floats, Floats]:
         """Mean and scale (inputs,) by which the network sees (x - mean) · scale, as copies."""

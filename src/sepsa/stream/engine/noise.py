@@ -29,8 +29,7 @@ def variance(core: Core) -> Floats:
     if core.models is not None:
         unit, error = np.sqrt(core.memory("GAIN", "network")), core.memory("ERROR", "mixture")[:, 2]
         sizes = np.divide(error, unit, out=np.zeros_like(error), where=unit > 0)
-    result: Floats = (sizes / NINE_TENTHS) ** 2
-    return result
+    return (sizes / NINE_TENTHS) ** 2
 
 
 def set_variance(core: Core, variance: Floats) -> None:

@@ -82,8 +82,7 @@ class StreamEngine(Protocol):
 
     def predict_row(self, x: Sequence[float]) -> list[float]:
         """The prediction for one row."""
-        row: list[float] = self.predict(np.array([x], np.float64))[0].tolist()
-        return row
+        return self.predict(np.array([x], np.float64))[0].tolist()
 
     def resize(self, inputs: int, outputs: int) -> None:
         """Add inputs or outputs as if they had been there, at zero, from the start."""
