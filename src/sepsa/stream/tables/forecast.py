@@ -108,6 +108,19 @@ class ForecastRun(StreamRun):
                 f"--known-ahead with --every {model.every} needs {rows} rows without a target at the end, with the "
                 f"inputs of the rows ahead, got {len(model.ahead)}"
             )
+        clock = model.forecaster.clock()
+        for h, at in enumerate(model.ahead_at[:rows] if model.time is not None and clock.last is not None else (), 1):
+            if clock.index(at) != clock.last + h:
+                raise Misuse(
+                    f"rows without a target at the end must be those ahead, without a gap: row {h} of them must be at "
+                    f"{clock.ahead(h)}, got {clock.label(at)}"
+                )
+        late = len(model.history) - int(np.flatnonzero(~np.isnan(model.history).all(1))[-1]) - 1
+        if model.known_ahead and late:
+            say(
+                f"more than {model.horizon} rows at the end have no target: the last {len(model.ahead)} are forecast, "
+                f"and {late} before them count as missing values"
+            )
 
     def _finish(self) -> None:
         """Print the forecast after the last row, and write the page."""
