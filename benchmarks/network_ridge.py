@@ -1,14 +1,13 @@
-"""Ridges of the network's heads in the stream learners by evidence, beside the ridges 10, 1 and 100 that they weigh.
+"""Ridges of the network's heads in the stream learners by evidence, beside the ridge 10 that they have.
 
     python benchmarks/real_data.py --export FOLDER                           # once, see there
     python benchmarks/network_ridge.py --data FOLDER --jobs 16               # what the JSON does not hold yet
     python benchmarks/network_ridge.py --table
 
 Every row of a real stream is predicted before it is learned, up to 10,000 rows; the error is the mean absolute error or
-the share of wrong labels, by the default learner ("experts") and by its network alone. "auto" is the default: heads of
-three ridges for all features and two for the inputs. "ridge 10" has one head for all features, beside those two.
-"evidence κ" has these three, and changes the ridge of each exactly after 32, 64, 128, ... rows, and of a head that
-forgets then too: to κ γ RSS / ((n - γ - 1) |W - prior|²), within the bounds of `sepsa.heads.math.evidence`.
+the share of wrong labels, by the default learner ("experts") and by its network alone. "ridge 10" is the default.
+"evidence κ" changes the ridge of each head exactly after 32, 64, 128, ... rows: to κ γ RSS / ((n - γ - 1) |W - prior|²),
+within the bounds of `sepsa.heads.math.evidence`.
 """
 
 from __future__ import annotations
@@ -38,7 +37,8 @@ from sepsa.heads.math import evidence
 
 RESULT = Path(__file__).with_suffix(".json")
 ROWS, FIRST = 10_000, 32
-METHODS = ("auto", "ridge 10", "evidence 1", "evidence 8")
+BASE = "ridge 10"
+METHODS = (BASE, "evidence 1", "evidence 8")
 FORMS = {"experts": "auto", "alone": "fourier"}
 
 
@@ -86,8 +86,7 @@ def run(item: tuple[str, str, str], folder: Path) -> dict[str, Any]:
     stream = Stream(name, folder, ROWS)
     number = stream.kind == NUMBER
     kind, _, value = method.partition(" ")
-    options: dict[str, Any] = {} if kind == "auto" else {"ridge": float(value) if kind == "ridge" else 10.0}
-    model = (SepSARegressor if number else SepSAClassifier)(random_state=0, body=FORMS[form], **options)
+    model = (SepSARegressor if number else SepSAClassifier)(random_state=0, body=FORMS[form], ridge=10.0)
     edges = sorted({0, stream.rows, *(FIRST * 2**k for k in range(20) if FIRST * 2**k < stream.rows)})
     loss = np.zeros(stream.rows)
     for start, stop in itertools.pairwise(edges):
@@ -103,7 +102,7 @@ def run(item: tuple[str, str, str], folder: Path) -> dict[str, Any]:
 
 
 def table(runs: list[dict[str, Any]]) -> None:
-    """The mean of log(error / that of "auto") over the streams of each half, and how many are 1 % ahead and behind."""
+    """The mean of log(error / that of ridge 10) over the streams of each half, and how many are 1 % ahead and behind."""
     errors = {(run["stream"], run["form"], run["method"]): run["error"] for run in runs}
     print("| learner | ridges |", " | ".join(f"{half}: mean; ahead, behind" for half in HALVES), "|")
     print("|---|---|" + "--:|" * len(HALVES))
@@ -112,9 +111,9 @@ def table(runs: list[dict[str, Any]]) -> None:
         for half in HALVES:
             names = [name for name, data in STREAMS.items() if data.half == half and (name, form, method) in errors]
             gains = [
-                math.log(max(errors[name, form, method], 1e-9) / max(errors[name, form, "auto"], 1e-9))
+                math.log(max(errors[name, form, method], 1e-9) / max(errors[name, form, BASE], 1e-9))
                 for name in names
-                if (name, form, "auto") in errors
+                if (name, form, BASE) in errors
             ]
             ahead, behind = sum(gain < -0.01 for gain in gains), sum(gain > 0.01 for gain in gains)
             cells.append(f"{statistics.fmean(gains):+.4f}; {ahead}, {behind} of {len(gains)}" if gains else "")
