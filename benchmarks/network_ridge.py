@@ -6,8 +6,8 @@
 
 Every row of a real stream is predicted before it is learned, up to 10,000 rows; the error is the mean absolute error or
 the share of wrong labels, by the default learner ("experts") and by its network alone. "ridge 10" is the default.
-"evidence κ" changes the ridge of each head exactly after 32, 64, 128, ... rows: to κ γ RSS / ((n - γ - 1) |W - prior|²),
-within the bounds of `sepsa.heads.math.evidence`.
+"evidence κ" changes the ridge of each head exactly after 32, 64, 128, ... rows, within the bounds of
+`sepsa.heads.math.evidence`: to κ γ RSS / ((n - γ - 1) |W - prior|²).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def look(part: Any, kappa: float) -> None:
     left[:] = numbers["ridge"] = best
 
 
-def run(item: tuple[str, str, str], folder: Path) -> dict[str, Any]:
+def measure(item: tuple[str, str, str], folder: Path) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     name, form, method = item
     stream = Stream(name, folder, ROWS)
@@ -102,7 +102,7 @@ def run(item: tuple[str, str, str], folder: Path) -> dict[str, Any]:
 
 
 def table(runs: list[dict[str, Any]]) -> None:
-    """The mean of log(error / that of ridge 10) over the streams of each half, and how many are 1 % ahead and behind."""
+    """The mean of log(error / that of ridge 10) over the streams of a half, and how many are 1 % ahead and behind."""
     errors = {(run["stream"], run["form"], run["method"]): run["error"] for run in runs}
     print("| learner | ridges |", " | ".join(f"{half}: mean; ahead, behind" for half in HALVES), "|")
     print("|---|---|" + "--:|" * len(HALVES))
@@ -130,10 +130,10 @@ def main() -> None:
     options = parser.parse_args()
     known = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {"runs": []}
     keys = ("stream", "form", "method")
-    done = {tuple(run[key] for key in keys) for run in known["runs"]}
+    done = {tuple(one[key] for key in keys) for one in known["runs"]}
     items = [] if options.table else list(itertools.product(options.streams, FORMS, METHODS))
     with ProcessPoolExecutor(options.jobs) as pool:
-        waiting = {pool.submit(run, item, options.data): item for item in items if item not in done}
+        waiting = {pool.submit(measure, item, options.data): item for item in items if item not in done}
         for future in as_completed(waiting):
             result = dict(zip(keys, waiting[future], strict=True)) | future.result()
             known["runs"].append(result)
