@@ -12,6 +12,7 @@ from reference import candidate_weights
 from sepsa import SepSARegressor
 from sepsa.heads.protocols import NotFinite
 from sepsa.stream import batch_fit, stacking
+from sepsa.stream.engine.compiled import Engine
 from sepsa.stream.experts import stack
 from sepsa.stream.learner import StreamLearner
 
@@ -150,6 +151,21 @@ def test_the_head_of_a_fit_equals_ridge_regression_on_its_features():
     offset = Y.mean(0)
     W = np.linalg.solve(3 * Z.T @ Z + 2.0 * np.eye(4), 3 * Z.T @ (Y - offset))
     np.testing.assert_allclose(learner.predict(X), Z @ W + offset, rtol=1e-5)  # inputs are float32
+
+
+def test_a_pass_equals_calls_to_learn_between_which_the_forgetting_changes():
+    X, Y = table()
+    engines = [Engine(3, 1, hidden=(8,), skip=True, seed=0, standardize=True, batch=4) for _ in range(2)]
+    passed = engines[0].learn_pass(X, Y, np.ones(len(X)), 0.9, 3)
+    for start in range(0, len(X), 12):
+        for factor, some in ((0.9**3, slice(start, start + 4)), (1.0, slice(start + 4, start + 12))):
+            engines[1].set_schedule(1e-3, factor, 4)
+            np.testing.assert_array_equal(passed[some], engines[1].learn(X[some], Y[some], np.ones(len(X[some]))))
+    np.testing.assert_array_equal(*(engine.predict(X) for engine in engines))
+    before = engines[0].predict(X)
+    with pytest.raises(NotFinite, match="sample 40 of this call"):
+        engines[0].learn_pass(np.where(np.arange(len(X))[:, None] == 40, 1e300, X), Y, np.ones(len(X)), 0.9, 3)
+    np.testing.assert_array_equal(engines[0].predict(X), before)
 
 
 def test_experts_are_weighted_by_rows_that_they_have_not_learned():

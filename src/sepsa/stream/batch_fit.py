@@ -33,7 +33,7 @@ from sepsa.progress import Progress
 from sepsa.stream.committee import Committee
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.learner import StreamLearner
-from sepsa.stream.rows import dense, row_parts
+from sepsa.stream.rows import row_parts
 from sepsa.stream.scales import bounded, moments, reciprocal
 from sepsa.stream.stacking import Mixture
 from sepsa.validation import NotFinite
@@ -365,23 +365,19 @@ def train(
     learner = new_network(draws.seed)
     learner.fit_scales(*table)
     after = learner.engine.schedule()
-    X, Y, weight = table
-    batch = batch_size(len(Y)) if schedule.batch is None else schedule.batch
+    batch = batch_size(len(table.Y)) if schedule.batch is None else schedule.batch
     gain = error_weights(learner, table)
     for done in range(schedule.passes):
         if stop is not None and stop.is_set():
             break
         rate = schedule.rate * 0.5 * (1 + math.cos(math.pi * done / schedule.passes))
-        order = draws.orders[done]
+        X, Y, weight = table.rows(draws.orders[done])
         loss = 0.0
-        for at in range(0, len(Y), batch * FORGET_EVERY):
-            some = order[at : at + batch * FORGET_EVERY]
-            for part, factor in ((some[:batch], schedule.forgetting ** -(-len(some) // batch)), (some[batch:], 1.0)):
-                if part.size:
-                    learner.engine.set_schedule(rate, factor, batch)
-                    before = learner.learn(dense(X[part]), Y[part], weight[part])
-                    if schedule.verbose:
-                        loss += float(weight[part] @ ((before - Y[part]) ** 2 @ gain))
+        learner.engine.set_schedule(rate, after[1], batch)
+        for some, part in row_parts(X, batch * FORGET_EVERY):
+            before = learner.learn_pass(part, Y[some], weight[some], schedule.forgetting, FORGET_EVERY)
+            if schedule.verbose:
+                loss += float(weight[some] @ ((before - Y[some]) ** 2 @ gain))
         if schedule.progress is not None:
             schedule.progress.advance(len(Y))
         if schedule.verbose:

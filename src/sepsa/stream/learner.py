@@ -316,8 +316,15 @@ class StreamLearner:
         return X if self.order is None else X[:, self.order]
 
     def _engine_learn(self, X: Floats, Y: Floats, weight: Floats) -> Floats:
-        Y = np.clip(Y, -HUGE, HUGE) if self.engine.robust else Y
-        return self.engine.learn(self._in_order(X), Y - self.offset, weight) + self.offset
+        return self.engine.learn(self._in_order(X), self._from_offset(Y), weight) + self.offset
+
+    def _from_offset(self, Y: Floats) -> Floats:
+        """Targets as the engine sees them."""
+        return (np.clip(Y, -HUGE, HUGE) if self.engine.robust else Y) - self.offset
+
+    def learn_pass(self, X: Floats, Y: Floats, weight: Floats, forgetting: float, every: int) -> Floats:
+        """Learn rows after `fit_scales`, where the head forgets at once by as much as `every` batches should."""
+        return self.engine.learn_pass(self._in_order(X), self._from_offset(Y), weight, forgetting, every) + self.offset
 
     # ------------------------------------------------------------------ prediction
 

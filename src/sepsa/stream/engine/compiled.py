@@ -24,7 +24,7 @@ from sepsa.stream.engine.options import (
     of_estimator,
     widths,
 )
-from sepsa.stream.engine.protocol import FitPlan, Floats, StreamEngine
+from sepsa.stream.engine.protocol import FitPlan, Floats, StreamEngine, forgetting_steps
 from sepsa.stream.experts import EXPERTS, logarithm, tree_parts
 from sepsa.stream.experts.expert import Expert
 from sepsa.stream.experts.frame import OPTIONS
@@ -349,13 +349,24 @@ class Engine(StreamEngine):
             core.models, answers = core.models.learned(X, Y, weights)
         done = kernels.run("learn", workspace, X, Y, weights, answers, out)
         if done < len(X):
-            raise NotFinite(
-                f"the network's output for sample {done} of this call is not finite: nothing was learned; "
-                "lower the learning rate, or rescale inputs, targets and weights"
-            )
+            raise diverged(done)
         if several:
             core.kernels = kernels
             self._core = core
+        return out
+
+    def learn_pass(self, X: Floats, Y: Floats, sample_weight: Floats, forgetting: float, every: int) -> Floats:
+        if self._core.models is not None:
+            return super().learn_pass(X, Y, sample_weight, forgetting, every)
+        core = self._core.copy()
+        out, workspace, kernels = np.empty_like(Y), np.zeros(core.memory.layout.workspace), Kernels(core)
+        numbers = core.memory("NUMBERS", "heads", 0)
+        for some, factor in forgetting_steps(len(X), self.batch_size, forgetting, every):
+            numbers["forgetting"] = factor
+            done = kernels.run("learn", workspace, X[some], Y[some], sample_weight[some], None, out[some])
+            if done < some.stop - some.start:
+                raise diverged(some.start + done)
+        core.kernels, self._core = kernels, core
         return out
 
     def learn_row(self, x: Sequence[float], y: Iterable[float], weight: float) -> None:
@@ -401,3 +412,11 @@ class Engine(StreamEngine):
         workspace = np.zeros(core.memory.layout.workspace)  # its own: threads may predict at the same time
         kernels.run("predict" if leverage is None else "leverage", workspace, X, None, None, answers, out, leverage)
         return out
+
+
+def diverged(sample: int) -> NotFinite:
+    """The error of a network whose output for a sample is not finite."""
+    return NotFinite(
+        f"the network's output for sample {sample} of this call is not finite: nothing was learned; "
+        "lower the learning rate, or rescale inputs, targets and weights"
+    )
