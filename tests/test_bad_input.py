@@ -235,6 +235,59 @@ def very_many_features():
     return told
 
 
+def late_label(ids, answered, most=100_000):
+    """What a model is told that predicts samples with these identifiers, and gets the target of one of them."""
+    model = river_model()
+    model.max_open_ids = most
+
+    def follow():
+        for i, each in enumerate(ids):
+            model.predict_one({"a": float(i)}, id=each)
+        model.learn_one(y=1.0, id=answered)
+
+    return seen(follow, unchanged=lambda: model.predict_one({"a": 1.0}))
+
+
+# ---------------------------------------------------------------------- forecasters
+
+HOURS = np.arange(8 * 24)
+TIMES, WAVE = np.datetime64("2026-01-01") + HOURS.astype("timedelta64[h]"), np.sin(HOURS * np.pi / 12)
+DAYS = pd.date_range("2026-01-01", periods=40)
+PANEL = pd.concat(
+    [pd.DataFrame({"unique_id": u, "ds": DAYS, "y": np.arange(40.0) % 7}) for u in "ab"], ignore_index=True
+)
+
+
+def panel(df, later=None):
+    """The forecasts of a panel, or the error at its last frame."""
+    with sepsa.SepSAPanelForecaster(sepsa.SepSAForecaster(2, step="day")) as model:
+        if later is not None:
+            model.fit(df)
+        told = seen(model.fit if later is None else model.update, df if later is None else later)
+        return told.strip() or model.predict()
+
+
+def unsorted_panel():
+    return "same forecasts" if panel(PANEL.sample(frac=1, random_state=0)).equals(panel(PANEL)) else "other forecasts"
+
+
+def late_series():
+    made = panel(PANEL, pd.DataFrame({"unique_id": ["late"], "ds": DAYS[-1:], "y": [5.0]}))
+    return "forecast from its own rows" if made[made.unique_id == "late"].SepSA.tolist() == [5.0, 5.0] else str(made)
+
+
+def blocks(rows, X=None, horizon=None, **options):
+    """A day-ahead forecaster of these hours, and what its prediction is told."""
+    model = sepsa.SepSAForecaster(24, every=24, **options).update(WAVE[rows], X, times=TIMES[rows])
+    return model, seen(model.predict, horizon)
+
+
+def missing_hours():
+    model, told = blocks(np.delete(HOURS, slice(100, 103)))
+    assert (model.rows, str(model.times()[0]), told) == (192, "2026-01-09 00:00:00", "")
+    return "missing values"
+
+
 # ---------------------------------------------------------------------- shell and files
 
 TABLE = "x,y\n" + "".join(f"{i % 5},{i % 5}\n" for i in range(40))
@@ -375,6 +428,18 @@ ACTS = {
     ("River", "a sample that is no dict"): lambda: learn_one([1.0], 1.0),
     ("River", "a running `StandardScaler` before the model"): lambda: seen(river_model, scaler=True),
     ("River", "a dict of 20,000 features"): very_many_features,
+    ("River", "a target for an `id` that is not open"): lambda: late_label(["a"], "b"),
+    ("River", "an `id` that another sample has"): lambda: late_label(["a", "a"], "a"),
+    ("River", "an `id` that is never answered"): lambda: late_label(["a", "b", "c"], "a", most=2),
+    ("forecasting", "a panel whose rows are not sorted"): unsorted_panel,
+    ("forecasting", "a panel with a time twice"): lambda: panel(pd.concat([PANEL, PANEL[3:4]])),
+    ("forecasting", "a panel without a time"): lambda: panel(PANEL.assign(ds=PANEL.ds.where(PANEL.index != 3))),
+    ("forecasting", "rows of a panel that are not new"): lambda: panel(PANEL, PANEL[:3]),
+    ("forecasting", "a series that a panel brings late"): late_series,
+    ("forecasting", "blocks with missing hours"): missing_hours,
+    ("forecasting", "a block that has begun"): lambda: blocks(HOURS[:-9], horizon=24)[1],
+    ("forecasting", "a phase outside of the block"): lambda: seen(sepsa.SepSAForecaster, 24, every=24, start=30),
+    ("forecasting", "blocks without the inputs ahead"): lambda: blocks(HOURS, WAVE[:, None], known_ahead=True)[1],
     ("shell", "a row that cannot be used"): lambda: stream(LONG + "1\n2,abc\n") + Path("p.quarantine.csv").read_text(),
     ("shell", "more than a twentieth of the rows that cannot be used"): another_encoding,
     ("shell", "a text as the first target"): lambda: stream("x,y\n1,up\n"),

@@ -181,8 +181,7 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
         """The rows that `partial_fit` learns at once."""
         if hasattr(self, "_learner"):
             return int(self._learner.engine.batch_size)
-        batch: int = engine_type(self.module).options(self.get_params(deep=False), False)["batch"]
-        return batch
+        return engine_type(self.module).options(self.get_params(deep=False), False)["batch"]
 
     def _input_names(self, inputs: int) -> Sequence[Any] | None:
         """The names of the inputs, by which equal ones are ordered; None where they stay in the order they have."""
@@ -275,8 +274,7 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
         heads.
         """
         check_is_fitted(self)
-        chosen: dict[str, Any] = self._learner.engine.chosen
-        return chosen
+        return self._learner.engine.chosen
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -27,7 +27,7 @@ class ForecastFile(Predictions):
     """A CSV file with the forecasts made after each row; nothing where there is none."""
 
     def write(self, result: BlockResult) -> None:
-        if self.output is not None:
+        if not self.printed:
             made_of = (",".join(map(self.spell, made.ravel().tolist())) for made in result.predictions)
             self.output.write("".join(map("{},{}\n".format, result.lines.tolist(), made_of)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from sepsa.stream.forecast.kernels.choice import RECENT, choose, follow_seasons, learn_stack
+from sepsa.stream.forecast.kernels.choice import RECENT, choose, follow_seasons, learn_stack, smooth
 from sepsa.stream.forecast.kernels.heads import (
     FIRST_ROWS,
     add_forecasts,
@@ -280,6 +280,7 @@ def learn(model, rows):
         learn_stack(model, t, now)
         for j in range(z.size):
             base[t % H, j], was_there[t % H, j] = z[j], there[j]
+        smooth(model, t)
         follow_seasons(model, t)
         gather_common(model)
         forecast_by_heads(model, t, now)
