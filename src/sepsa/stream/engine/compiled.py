@@ -180,11 +180,6 @@ class Engine(StreamEngine):
         """
         return self._core.chosen
 
-    @property
-    def expert_names(self) -> list[str]:
-        """The names of the experts in the order of their answers, the network's first."""
-        return self._core.names
-
     def _of_head(self, part: str) -> NDArray[Any]:
         """A part of the first head's state, as a view."""
         return self.memory(part, "heads", 0)
@@ -197,10 +192,6 @@ class Engine(StreamEngine):
     def head(self) -> Floats:
         """W (outputs, features) of the first head, the bias its last column, as a view."""
         return self._of_head("W")
-
-    def set_head(self, weights: Floats) -> None:
-        """Set the head and with it the prior that the ridge pulls to."""
-        self._of_head("W")[:] = self._of_head("PRIOR")[:] = weights
 
     def covariance(self) -> Floats:
         """B (p, p), the inverse of the first head's curvature."""
