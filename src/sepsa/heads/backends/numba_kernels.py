@@ -34,6 +34,7 @@ from sepsa.heads.backends.numba_linalg import (
     step_head,
     step_root,
 )
+from sepsa.heads.math import least_squares
 from sepsa.heads.math.least_squares import (
     CURSOR,
     GROWTH,
@@ -406,7 +407,7 @@ def learn(memory, shapes, block, weight, bias, samples, lam_error, saved):
     return LEARNED
 
 
-@cached(Path(restoration.__file__).parent, **OPTIONS)
+@cached(Path(restoration.__file__), Path(least_squares.__file__), **OPTIONS)
 def update(heads, rows, weight, x, y, samples, lam_error):
     """Let one head after the other learn the same rows. Returns the worst outcome; the last column of `heads` has each.
 

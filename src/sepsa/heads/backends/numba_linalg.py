@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from sepsa.jit_parts import for_parts
+
 # Not "nnan" and "ninf": the kernels look for NaN and Inf.
 OPTIONS: Any = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
-compiled = njit(**OPTIONS)
+compiled = njit(**for_parts(OPTIONS))
 
 
 @compiled

@@ -350,17 +350,17 @@ def answer_float32(model, i):
     return ask_heads(model, i, SINGLE)
 
 
-@kernel(cost=2.0)
+@kernel(cost=2.0, after=answer_float32)
 def answer_float64(model, i):
     return ask_heads(model, i, DOUBLE)
 
 
-@kernel(cost=6.0)
+@kernel(cost=10.0)
 def learn_float32(model, rows):
     return learn_batch(model, rows, SINGLE)
 
 
-@kernel(cost=6.0)
+@kernel(cost=5.0, after=learn_float32)
 def learn_float64(model, rows):
     return learn_batch(model, rows, DOUBLE)
 

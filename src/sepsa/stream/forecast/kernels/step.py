@@ -258,7 +258,7 @@ def forecast_by_heads(model, t, now):
             forecasts[j, h] = z[j] + forecasts[j, h] / weight[j, h]
 
 
-@kernel(cost=20.0)
+@kernel(cost=12.0)
 def learn(model, rows):
     """Learn rows Y with exogenous inputs E in order; OUT gets the forecasts made after each, OUT_QUANTILES theirs.
 
@@ -295,7 +295,7 @@ def learn(model, rows):
     return rows
 
 
-@kernel(cost=3.0)
+@kernel(cost=1.0, after=learn)
 def revise(model, _):
     """Replace the value of a series some rows before the last one in the lags and in what steps have learned.
 
