@@ -350,8 +350,7 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
             if new["n_iter"] is not None:
                 loaded["n_iter_"] = new.integer("n_iter", 1)
             loaded |= self._load_extra_state(new, sizes[1])
-            kept = {name: value for name, value in self.__dict__.items() if not name.endswith("_")}
-            self.__dict__ = kept | loaded
+            self.__dict__ = {name: value for name, value in self.__dict__.items() if not name.endswith("_")} | loaded
 
     # The learner is pickled as bytes: joblib may map arrays read-only, and a learner writes to its own.
     def __getstate__(self) -> dict[str, Any]:

@@ -7,7 +7,6 @@ of how a file is read are fields of `reading.Reading`.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -121,9 +120,9 @@ class CommandOptions:
     )
     model: ClassVar[type | None] = None  # has the options of the model
 
-    def __init__(self, source: Path | None, *, reading: Mapping[str, Any] | None = None, **given: Any) -> None:
+    def __init__(self, source: Path | None, **given: Any) -> None:
         self.source, own = source, {each.name for each in fields(self)}
-        self.reading = {**(reading or {}), **{name: given.pop(name) for name in MEANINGS if name in given}}
+        self.reading = {name: given.pop(name) for name in MEANINGS if name in given}
         self.settings: dict[str, Any] = {}
         for name, value in given.items():
             if name in own:
