@@ -220,6 +220,21 @@ def train_gpt(item: tuple[str, str, float, int]) -> dict[str, Any]:
 # ---------------------------------------------------------------------- results
 
 
+def means(runs: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """The mean loss of each method at its better rate, by problem."""
+    problems, methods = (dict.fromkeys(run[key] for run in runs) for key in ("problem", "method"))
+    each = {problem: {method: best(runs, problem, method) for method in methods} for problem in problems}
+    return {
+        problem: {method: round(statistics.fmean(losses), 4) for method, losses in row.items() if losses}
+        for problem, row in each.items()
+    }
+
+
+def store(runs: list[dict[str, Any]], out: Path) -> None:
+    document = {"machine": machine(), "mean loss at the better rate": means(runs), "runs": runs}
+    out.write_text(json.dumps(document) + "\n", encoding="utf-8")
+
+
 def table(runs: list[dict[str, Any]]) -> None:
     """The mean loss of each method at its better rate, with its standard error."""
     problems = list(dict.fromkeys(run["problem"] for run in runs))
@@ -270,9 +285,7 @@ def main() -> None:
             run = dict(zip(keys, waiting[future], strict=True)) | future.result()
             known["runs"].append(run)
             print(run, flush=True)
-            options.out.write_text(
-                json.dumps({"machine": machine()} | {"runs": known["runs"]}) + "\n", encoding="utf-8"
-            )
+            store(known["runs"], options.out)
     table(known["runs"])
 
 
