@@ -2,10 +2,10 @@
 
     python benchmarks/cold_start.py [--processes 1 2] [--only SepSARegressor ...]
 
-Writes cold_start.json. Each call runs in a fresh interpreter with an empty folder of compiled code (`SEPSA_CACHE`),
-which then serves a second, warm call. `--processes` limits the cores of the interpreter, and so how many processes
-compile at once. The last rows are in one folder, one interface after the other: what is compiled for one serves the
-next. An interface whose package is not installed is left out.
+Writes cold_start-aarch64.json or cold_start-x86_64.json. Each call runs in a fresh interpreter with an empty folder of
+compiled code (`SEPSA_CACHE`), which then serves a second, warm call. `--processes` limits the cores of the interpreter,
+and so how many processes compile at once. The last rows are in one folder, one interface after the other: what is
+compiled for one serves the next. An interface whose package is not installed is left out.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import platform
 import resource
 import subprocess
 import sys
@@ -63,7 +64,8 @@ def main() -> None:
         first, second = (call(CALLS[name], cache, folder, cores) for _ in range(2))
         found.append({"interface": name, "cores": cores, "empty": empty, "first": first, "second": second})
         print(
-            f"{name:20s} {cores:2d} cores, {'an empty cache' if empty else 'after the former'}: {first}, then {second}"
+            f"{name:20s} {cores:2d} cores, {'an empty cache' if empty else 'after the former'}: {first}, then {second}",
+            flush=True,
         )
 
     with tempfile.TemporaryDirectory() as temporary:
@@ -75,7 +77,7 @@ def main() -> None:
                 measure(name, cores, folder / f"{cores} {name}", folder, True)
         for name in names:
             measure(name, options.processes[-1], folder / "all", folder, False)
-    write(__file__, {"load": os.getloadavg()[0], "found": found})
+    write(f"cold_start-{platform.machine()}", {"load": os.getloadavg()[0], "found": found})
 
 
 if __name__ == "__main__":

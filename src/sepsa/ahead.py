@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 
 from sepsa.heads import RLS, SelfTuning
 from sepsa.jit import KERNELS, absent, compile_together
-from sepsa.stream.forecast import SepSAForecaster
+from sepsa.stream.forecast.kernels.rescale import restore
 
 
 class Call(NamedTuple):
@@ -21,22 +20,22 @@ class Call(NamedTuple):
     cost: float
 
 
-def update_heads(dtype: torch.dtype) -> None:
-    """Update a plain head and several in one call."""
-    features, targets = torch.ones(8, 3, dtype=dtype), torch.ones(8, 2, dtype=dtype)
-    for solver in (RLS(), SelfTuning()):
-        solver.bind(torch.nn.Linear(3, 2, dtype=dtype))
-        for _ in range(5):
-            solver.update(features, targets)
+def update_heads() -> None:
+    """Update a plain head and several in one call, of either dtype: they share functions."""
+    for dtype in (torch.float32, torch.float64):
+        features, targets = torch.ones(8, 3, dtype=dtype), torch.ones(8, 2, dtype=dtype)
+        for solver in (RLS(), SelfTuning()):
+            solver.bind(torch.nn.Linear(3, 2, dtype=dtype))
+            for _ in range(5):
+                solver.update(features, targets)
 
 
-def forecast() -> None:
-    """Forecast a series with intervals, long enough for its scales to be followed."""
-    series = np.random.default_rng(0).standard_normal(300)
-    SepSAForecaster(2, lags=4, seasons=()).prequential(series, coverage=0.9)
+def restore_ridge() -> None:
+    """Restore the ridge of a forecaster's head, as a change of scales does."""
+    restore(np.zeros(1), np.ones(2), np.zeros(2), np.ones(2), np.zeros((1, 1, 2)))
 
 
 def compile_all(processes: int | None = None) -> None:
     """Compile everything that is not in the cache; `processes` is by default the number of idle cores."""
-    calls = [Call(partial(update_heads, dtype), 15.0) for dtype in (torch.float32, torch.float64)]
-    compile_together([*absent(KERNELS), *calls, Call(forecast, 20.0)], "all kernels", processes)
+    calls = [Call(update_heads, 20.0), Call(restore_ridge, 2.0)]
+    compile_together([*absent(KERNELS), *calls], "all kernels", processes)

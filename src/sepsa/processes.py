@@ -7,7 +7,7 @@ import os
 import select
 import signal
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 PATIENCE = 300  # seconds without a job done, after which other processes are given up
@@ -29,8 +29,9 @@ def share(
     lock: Any,
     processes: int | None = None,
 ) -> None:
-    """Do jobs, here and in other processes; `advance` gets the cost of each that is done.
+    """Do jobs, the longest first, here and in other processes; `advance` gets the cost of each that is done.
 
+    A process that is free takes the next one, so that costs need not be exact.
     Jobs use the `lock`, so it is held while processes are forked. A job of a process that ends or stops before it is
     done here. `processes` is by default the number of idle cores, but no more than the costs need; where a process
     cannot be forked all is done here.
@@ -38,8 +39,11 @@ def share(
     count = min(processes or idle_cores(), len(jobs)) if hasattr(os, "fork") and not _forked else 1
     if processes is None:
         count = max(1, min(count, int(sum(costs) / WORTH)))
-    parts = divided(costs, count)
     left = set(range(len(jobs)))
+    queue, filling = os.pipe()
+    longest_first = sorted(left, key=lambda number: -costs[number])
+    os.write(filling, bytes(longest_first))
+    os.close(filling)
     reading, writing = os.pipe()
     children: list[int] = []
 
@@ -53,10 +57,10 @@ def share(
 
     try:
         with lock, contextlib.suppress(OSError):  # no memory or number for a process
-            for part in parts[1:]:
-                children.append(forked(jobs, part, writing))  # noqa: PERF401  # those before an error are kept
+            for _ in range(count - 1):
+                children.append(forked(jobs, queue, writing))  # noqa: PERF401  # those before an error are kept
         os.close(writing)
-        for number in parts[0]:
+        for number in taken(queue):
             jobs[number]()
             left.discard(number)
             advance(costs[number])
@@ -65,6 +69,7 @@ def share(
         while children and collect(PATIENCE):
             pass
     finally:
+        os.close(queue)
         os.close(reading)
         for child in children:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
@@ -75,19 +80,14 @@ def share(
         advance(costs[number])
 
 
-def divided(costs: Sequence[float], count: int) -> list[list[int]]:
-    """The numbers of jobs in `count` parts of about the same cost: each goes to the part that has the least."""
-    parts: list[list[int]] = [[] for _ in range(count)]
-    sums = [0.0] * count
-    for number in sorted(range(len(costs)), key=lambda number: -costs[number]):
-        least = sums.index(min(sums))
-        parts[least].append(number)
-        sums[least] += costs[number]
-    return parts
+def taken(queue: int) -> Iterator[int]:
+    """Numbers from a pipe that several processes read, until it is empty: each number goes to one of them."""
+    while number := os.read(queue, 1):
+        yield number[0]
 
 
-def forked(jobs: Sequence[Callable[[], None]], numbers: Sequence[int], writing: int) -> int:
-    """Start a process that does these jobs, and writes the number of each into a pipe; returns its id."""
+def forked(jobs: Sequence[Callable[[], None]], queue: int, writing: int) -> int:
+    """Start a process that does jobs from the queue, and writes the number of each into a pipe; returns its id."""
     parent = os.getpid()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # other threads: none of their locks is used
@@ -101,7 +101,7 @@ def forked(jobs: Sequence[Callable[[], None]], numbers: Sequence[int], writing: 
         null = os.open(os.devnull, os.O_RDWR)
         for stream in (1, 2):
             os.dup2(null, stream)
-        for number in numbers:
+        for number in taken(queue):
             jobs[number]()
             os.write(writing, bytes([number]))
     finally:

@@ -12,6 +12,7 @@ from reference import candidate_weights
 from sepsa import SepSARegressor
 from sepsa.heads.protocols import NotFinite
 from sepsa.stream import batch_fit, stacking
+from sepsa.stream.engine.compiled import Engine
 from sepsa.stream.experts import stack
 from sepsa.stream.learner import StreamLearner
 
@@ -152,6 +153,21 @@ def test_the_head_of_a_fit_equals_ridge_regression_on_its_features():
     np.testing.assert_allclose(learner.predict(X), Z @ W + offset, rtol=1e-5)  # inputs are float32
 
 
+def test_a_pass_equals_calls_to_learn_between_which_the_forgetting_changes():
+    X, Y = table()
+    engines = [Engine(3, 1, hidden=(8,), skip=True, seed=0, standardize=True, batch=4) for _ in range(2)]
+    passed = engines[0].learn_pass(X, Y, np.ones(len(X)), 0.9, 3)
+    for start in range(0, len(X), 12):
+        for factor, some in ((0.9**3, slice(start, start + 4)), (1.0, slice(start + 4, start + 12))):
+            engines[1].set_schedule(1e-3, factor, 4)
+            np.testing.assert_array_equal(passed[some], engines[1].learn(X[some], Y[some], np.ones(len(X[some]))))
+    np.testing.assert_array_equal(*(engine.predict(X) for engine in engines))
+    before = engines[0].predict(X)
+    with pytest.raises(NotFinite, match="sample 40 of this call"):
+        engines[0].learn_pass(np.where(np.arange(len(X))[:, None] == 40, 1e300, X), Y, np.ones(len(X)), 0.9, 3)
+    np.testing.assert_array_equal(engines[0].predict(X), before)
+
+
 def test_experts_are_weighted_by_rows_that_they_have_not_learned():
     """Answers of the truth, of noise and of a network that is off by half: the stack and the weights find the truth."""
     rng = np.random.default_rng(0)
@@ -205,6 +221,33 @@ def test_a_committee_is_the_mean_of_its_members():
     np.testing.assert_allclose(mean, committee.predict(X))
     each = [m.predict_with_leverage(X)[1] for m in committee.members]
     np.testing.assert_allclose(leverage, committee.inflation * np.mean(each, axis=0))
+
+
+def test_intervals_stay_true_while_a_fitted_model_with_many_inputs_goes_on_to_learn():
+    rng = np.random.default_rng(0)
+    size = np.exp(rng.standard_normal((600, 1)))  # of a row, and of its noise: the variance goes with the leverage
+    X = size * rng.standard_normal((600, 80))
+    Y = X @ rng.standard_normal((80, 3)) / 3 + size * rng.standard_normal((600, 3))
+    model, inside = SepSARegressor(random_state=0, max_iter=1).fit(X[:300], Y[:300]), []
+    assert model._learner.inflation > 1
+    for i in range(300, 600):
+        mean, std = model.predict(X[i : i + 1], return_std=True)
+        inside.append(np.abs(mean - Y[i]) <= 1.645 * std)
+        model.partial_fit(X[i : i + 1], Y[i : i + 1])
+    assert 0.86 < np.mean(inside[:100]) < 0.96
+    assert 0.86 < np.mean(inside[100:]) < 0.96
+
+
+def test_intervals_of_a_stream_with_experts_and_many_inputs_hold_nine_tenths():
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((900, 60))
+    Y = X[:, :3] + 0.5 * X[:, 3:6] + rng.standard_normal((900, 3))
+    model, inside = SepSARegressor(random_state=0).partial_fit(X[:100], Y[:100]), []
+    for i in range(100, 900):
+        mean, std = model.predict(X[i : i + 1], return_std=True)
+        inside.append(np.abs(mean - Y[i]) <= 1.645 * std)
+        model.partial_fit(X[i : i + 1], Y[i : i + 1])
+    assert 0.88 < np.mean(inside) < 0.92
 
 
 def test_an_estimator_learns_by_all_members_or_by_none(monkeypatch):

@@ -33,7 +33,7 @@ from sepsa.progress import Progress
 from sepsa.stream.committee import Committee
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.learner import StreamLearner
-from sepsa.stream.rows import dense, row_parts
+from sepsa.stream.rows import row_parts
 from sepsa.stream.scales import bounded, moments, reciprocal
 from sepsa.stream.stacking import Mixture
 from sepsa.validation import NotFinite
@@ -48,7 +48,8 @@ TRIALS = (64, 16, 4, 1)  # the most passes divided by this
 PROBES = 2  # members by which more passes are tried first, where there are more than the least
 LOWER, LOWER_ALONE = 0.99, 0.95  # factors of the error, and of that of the networks alone, by which it must have fallen
 COMPARED = 500  # rows on which members are compared
-INFLATIONS = [2.0**k for k in range(17)]
+INFLATIONS = [2**k for k in range(17)]
+LARGEST_GROWTH = 16.0  # c φᵀBφ of a typical row: from there on the variance goes with φᵀBφ alone
 NINE_TENTHS = 1.6448536269514722  # standard deviations within which nine tenths of a normal distribution lie
 
 LONG = 5.0  # seconds after which a terminal has a bar: of the most passes, of which trials may save some
@@ -364,23 +365,19 @@ def train(
     learner = new_network(draws.seed)
     learner.fit_scales(*table)
     after = learner.engine.schedule()
-    X, Y, weight = table
-    batch = batch_size(len(Y)) if schedule.batch is None else schedule.batch
+    batch = batch_size(len(table.Y)) if schedule.batch is None else schedule.batch
     gain = error_weights(learner, table)
     for done in range(schedule.passes):
         if stop is not None and stop.is_set():
             break
         rate = schedule.rate * 0.5 * (1 + math.cos(math.pi * done / schedule.passes))
-        order = draws.orders[done]
+        X, Y, weight = table.rows(draws.orders[done])
         loss = 0.0
-        for at in range(0, len(Y), batch * FORGET_EVERY):
-            some = order[at : at + batch * FORGET_EVERY]
-            for part, factor in ((some[:batch], schedule.forgetting ** -(-len(some) // batch)), (some[batch:], 1.0)):
-                if part.size:
-                    learner.engine.set_schedule(rate, factor, batch)
-                    before = learner.learn(dense(X[part]), Y[part], weight[part])
-                    if schedule.verbose:
-                        loss += float(weight[part] @ ((before - Y[part]) ** 2 @ gain))
+        learner.engine.set_schedule(rate, after[1], batch)
+        for some, part in row_parts(X, batch * FORGET_EVERY):
+            before = learner.learn_pass(part, Y[some], weight[some], schedule.forgetting, FORGET_EVERY)
+            if schedule.verbose:
+                loss += float(weight[some] @ ((before - Y[some]) ** 2 @ gain))
         if schedule.progress is not None:
             schedule.progress.advance(len(Y))
         if schedule.verbose:
@@ -408,13 +405,14 @@ def averaged(members: list[StreamLearner], X: Any, errors: Floats) -> Floats:
     return factor
 
 
-def likeliest(errors: Floats, leverage: Floats, weight: Floats) -> tuple[Floats, float]:
+def likeliest(errors: Floats, leverage: Floats, weight: Floats) -> tuple[Floats, int]:
     """σ² (outputs,) and c for errors (n, outputs) of variance σ² (1 + c φᵀBφ).
 
     c is that under which they are most likely as normal errors. With it, nine tenths of them lie within 1.645 σ.
     """
-    found: tuple[float, float] | None = None
-    for inflation in INFLATIONS:
+    found: tuple[float, int] | None = None
+    typical = float(np.median(leverage))
+    for inflation in (c for c in INFLATIONS if c == 1 or c * typical <= LARGEST_GROWTH):
         growth = 1 + inflation * leverage
         noise = np.average(errors**2 / growth[:, None], axis=0, weights=weight)
         seen = noise[noise > 0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -70,6 +70,18 @@ class StreamEngine(Protocol):
         Where a prediction is not finite `NotFinite` is raised and nothing changes.
         """
 
+    def learn_pass(self, X: Floats, Y: Floats, sample_weight: Floats, forgetting: float, every: int) -> Floats:
+        """Learn rows in batches as `learn` does, where the head forgets by `forgetting` per batch.
+
+        It forgets all of `every` batches at once, before the first of them.
+        """
+        rate, _, batch = self.schedule()
+        out = np.empty_like(Y)
+        for some, factor in forgetting_steps(len(X), batch, forgetting, every):
+            self.set_schedule(rate, factor, batch)
+            out[some] = self.learn(X[some], Y[some], sample_weight[some])
+        return out
+
     def predict(self, X: Floats) -> Floats:
         """The predictions (n, outputs)."""
 
@@ -82,8 +94,7 @@ class StreamEngine(Protocol):
 
     def predict_row(self, x: Sequence[float]) -> list[float]:
         """The prediction for one row."""
-        row: list[float] = self.predict(np.array([x], np.float64))[0].tolist()
-        return row
+        return self.predict(np.array([x], np.float64))[0].tolist()
 
     def resize(self, inputs: int, outputs: int) -> None:
         """Add inputs or outputs as if they had been there, at zero, from the start."""
@@ -121,6 +132,9 @@ class StreamEngine(Protocol):
         Rows that were learned in N passes count N times: A <- A/N corrects that and leaves the head as it is.
         """
 
+    def set_inflation(self, inflation: int) -> None:
+        """Follow the errors e/√(1 + c φᵀBφ) with this c from now on, where the noise is that of recent errors."""
+
     def calibration_losses(self) -> Floats:
         """The log-loss of each inverse temperature on rows not yet learned; empty where the engine keeps none."""
         return np.empty(0)
@@ -136,6 +150,15 @@ class StreamEngine(Protocol):
 
     def load_state_dict(self, state_dict: dict[str, Any], entry: str = "state_dict") -> None:
         """Continue from the result of `state_dict`; a ValueError names the wrong entry and changes nothing."""
+
+
+def forgetting_steps(rows: int, batch: int, forgetting: float, every: int) -> Iterator[tuple[slice, float]]:
+    """Rows in batches and the factor by which the head forgets in each of these: the first of `every` for all."""
+    for start in range(0, rows, batch * every):
+        first, stop = min(start + batch, rows), min(start + batch * every, rows)
+        yield slice(start, first), forgetting ** -(-(stop - start) // batch)
+        if first < stop:
+            yield slice(first, stop), 1.0
 
 
 def residual_degrees(penalty: Floats, samples: float, free: float) -> tuple[Floats, float]:

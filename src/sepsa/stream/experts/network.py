@@ -291,8 +291,9 @@ def follow_rows(model, rows, spread):
     """Update the quantiles of errors, the range of plausible targets, the typical weight and the count of outliers."""
     out, weights = given.OUT(model), given.WEIGHT(model)
     omegas, counts, error, error_run, bounds = parts.views("OMEGA COUNTS ERROR ERROR_RUN RANGE", model)
-    widen = math.sqrt(1.0 + spread)
+    widen = math.sqrt(1.0 + size.inflation(model) * spread)
     for i in range(rows):
+        parts.WIDEN(model)[i] = widen
         if weights[i] <= 0.0:
             continue
         far = 1 if weights[i] > omegas[i] else 0
@@ -349,17 +350,17 @@ def answer_float32(model, i):
     return ask_heads(model, i, SINGLE)
 
 
-@kernel(cost=2.0)
+@kernel(cost=2.0, after=answer_float32)
 def answer_float64(model, i):
     return ask_heads(model, i, DOUBLE)
 
 
-@kernel(cost=6.0)
+@kernel(cost=10.0)
 def learn_float32(model, rows):
     return learn_batch(model, rows, SINGLE)
 
 
-@kernel(cost=6.0)
+@kernel(cost=5.0, after=learn_float32)
 def learn_float64(model, rows):
     return learn_batch(model, rows, DOUBLE)
 

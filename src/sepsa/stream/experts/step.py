@@ -134,7 +134,7 @@ def bound(model, i):
         if size.robust(model) and not size.classes(model):
             predicted = min(max(out[k] * unit[k], -FARTHEST), FARTHEST)
             off, limit = y[k] - predicted, max(network.FARTHEST_LOSS * plausible_error(error, k), usual)
-            follow_errors(error, error_run, k, abs(off), 1.0)
+            follow_errors(error, error_run, k, abs(off), of_network.WIDEN(model)[i])
             seen[k] = predicted + min(max(off, -max(limit, last_target)), max(limit, last_target))
             if abs(off) > limit:
                 trust = min(trust, limit / abs(off))
@@ -185,7 +185,7 @@ def advance(model, rows):
     model[MODELS_AT] += 8 * rows * m * size.models(model)
 
 
-@kernel(cost=3.0)
+@kernel(cost=1.5)
 def answer_row(model, i):
     """Replace the network's prediction of row i, in out, by that of all experts."""
     ask_all(model, i)
@@ -193,7 +193,7 @@ def answer_row(model, i):
     return 0
 
 
-@kernel(cost=4.0)
+@kernel(cost=2.5)
 def learn_row(model, i):
     """Let the experts other than the network learn row i, after `answer_row`."""
     bound(model, i)
@@ -202,7 +202,7 @@ def learn_row(model, i):
     return 0
 
 
-@kernel(cost=1.5)
+@kernel(cost=0.7)
 def calibrate_row(model, i):
     """Add row i to the losses by which scores become probabilities."""
     omega = of_network.OMEGA(model)[i]

@@ -53,7 +53,7 @@ def answer(model, e):
     return 0
 
 
-@kernel(cost=4.0)
+@kernel(cost=10.0)
 def learn(model, e):
     """Store the row with the trees' sums and leaves, and go on with the tree in growth."""
     stored, room, growth = parts.STORED(model), size.room(model), parts.GROWTH(model)
@@ -85,7 +85,7 @@ def store(model, at, latest):
     parts.WEIGHTS(model)[at] = row.FACTS(model).share
 
 
-@kernel(cost=4.0)
+@kernel(cost=1.5, after=learn)
 def boost(model, n):
     """Grow each tree once on the stored rows, after all were removed (`clear_trees`): boosting."""
     growth, last, steps = parts.GROWTH(model), 0, 0

@@ -49,6 +49,9 @@ class History:
         """The number of rows that can be forecast."""
         return self.settings.horizon
 
+    def check(self, grid: Grid | None, series: int, exogenous: int) -> None:
+        """Any number of series and inputs can be learned."""
+
     def check_ahead(self, given: int) -> None:
         """Forecasts use the exogenous inputs of as many rows ahead as are given."""
 

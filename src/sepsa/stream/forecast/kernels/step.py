@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from sepsa.stream.forecast.kernels.choice import RECENT, choose, follow_seasons, learn_stack
+from sepsa.stream.forecast.kernels.choice import RECENT, choose, follow_seasons, learn_stack, smooth
 from sepsa.stream.forecast.kernels.heads import (
     FIRST_ROWS,
     add_forecasts,
@@ -258,7 +258,7 @@ def forecast_by_heads(model, t, now):
             forecasts[j, h] = z[j] + forecasts[j, h] / weight[j, h]
 
 
-@kernel(cost=20.0)
+@kernel(cost=12.0)
 def learn(model, rows):
     """Learn rows Y with exogenous inputs E in order; OUT gets the forecasts made after each, OUT_QUANTILES theirs.
 
@@ -280,6 +280,7 @@ def learn(model, rows):
         learn_stack(model, t, now)
         for j in range(z.size):
             base[t % H, j], was_there[t % H, j] = z[j], there[j]
+        smooth(model, t)
         follow_seasons(model, t)
         gather_common(model)
         forecast_by_heads(model, t, now)
@@ -294,7 +295,7 @@ def learn(model, rows):
     return rows
 
 
-@kernel(cost=3.0)
+@kernel(cost=1.0, after=learn)
 def revise(model, _):
     """Replace the value of a series some rows before the last one in the lags and in what steps have learned.
 
