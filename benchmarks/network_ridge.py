@@ -101,23 +101,41 @@ def measure(item: tuple[str, str, str], folder: Path) -> dict[str, Any]:
     return {"error": float(f"{loss.mean():.5g}"), "rows": stream.rows, "ridge": float(f"{ridges[0]:.3g}")}
 
 
-def table(runs: list[dict[str, Any]]) -> None:
-    """The mean of log(error / that of ridge 10) over the streams of a half, and how many are 1 % ahead and behind."""
+def gains(runs: list[dict[str, Any]], form: str, method: str, half: str) -> dict[str, float]:
+    """Of each stream of a half, log(error with ridge 10 / error)."""
     errors = {(run["stream"], run["form"], run["method"]): run["error"] for run in runs}
-    print("| learner | ridges |", " | ".join(f"{half}: mean; ahead, behind" for half in HALVES), "|")
-    print("|---|---|" + "--:|" * len(HALVES))
-    for form, method in itertools.product(FORMS, METHODS[1:]):
-        cells = []
-        for half in HALVES:
-            names = [name for name, data in STREAMS.items() if data.half == half and (name, form, method) in errors]
-            gains = [
-                math.log(max(errors[name, form, method], 1e-9) / max(errors[name, form, BASE], 1e-9))
-                for name in names
-                if (name, form, BASE) in errors
-            ]
-            ahead, behind = sum(gain < -0.01 for gain in gains), sum(gain > 0.01 for gain in gains)
-            cells.append(f"{statistics.fmean(gains):+.4f}; {ahead}, {behind} of {len(gains)}" if gains else "")
-        print(f"| {form} | {method} |", " | ".join(cells), "|")
+    names = [name for name, data in STREAMS.items() if data.half == half and (name, form, method) in errors]
+    return {name: math.log(errors[name, form, BASE] / errors[name, form, method]) for name in names}
+
+
+def summary(runs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The mean gain of each half, the largest, and how many streams are 1 % ahead and behind."""
+    result: dict[str, dict[str, Any]] = {}
+    for form, method, half in itertools.product(FORMS, METHODS[1:], HALVES):
+        found = gains(runs, form, method, half)
+        if found:
+            first = max(found, key=found.__getitem__)
+            result[f"{form}, {method}, {half}"] = {
+                "mean": round(statistics.fmean(found.values()), 4),
+                "largest": [first, round(found[first], 3)],
+                "ahead": sum(gain > 0.01 for gain in found.values()),
+                "behind": sum(gain < -0.01 for gain in found.values()),
+                "of": len(found),
+            }
+    return result
+
+
+def store(runs: list[dict[str, Any]], out: Path) -> None:
+    document = {"machine": machine(), "gain over ridge 10": summary(runs), "runs": runs}
+    out.write_text(json.dumps(document) + "\n", encoding="utf-8")
+
+
+def table(runs: list[dict[str, Any]]) -> None:
+    print("| learner, ridge, half | mean gain | largest | 1 % ahead | behind | streams |")
+    print("|---|--:|--:|--:|--:|--:|")
+    for name, row in summary(runs).items():
+        stream, gain = row["largest"]
+        print(f"| {name} | {row['mean']} | {stream}: {gain} | {row['ahead']} | {row['behind']} | {row['of']} |")
 
 
 def main() -> None:
@@ -138,7 +156,7 @@ def main() -> None:
             result = dict(zip(keys, waiting[future], strict=True)) | future.result()
             known["runs"].append(result)
             print(result, flush=True)
-            options.out.write_text(json.dumps({"machine": machine(), "runs": known["runs"]}) + "\n", encoding="utf-8")
+            store(known["runs"], options.out)
     table(known["runs"])
 
 

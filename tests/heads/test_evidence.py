@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import reference
-from sepsa import RLS, LogisticNewton, NotFinite, PerOutput, SepSA, SoftmaxNewton
+from sepsa import RLS, NotFinite, PerOutput, SepSA, SoftmaxNewton
 from sepsa.heads import Delta
 from sepsa.heads.backends.choose import force
 from sepsa.heads.math import evidence, least_squares
@@ -303,65 +303,7 @@ def test_it_is_the_default_of_sepsa_and_a_number_fixes_the_ridge():
     assert learned(x, y, RLS(ridge=2.0)).ridge_now == 2.0
 
 
-@pytest.mark.parametrize("make", [lambda: RLS(ridge="proof"), lambda: LogisticNewton(ridge="evidence")])
+@pytest.mark.parametrize("make", [lambda: RLS(ridge="proof"), lambda: SoftmaxNewton(ridge="evidence")])
 def test_another_word_is_an_error_that_names_what_can(make):
     with pytest.raises((TypeError, ValueError), match="evidence"):
         make()
-
-
-# ---------------------------------------------------------------------- cross-entropy
-
-
-def labelled(noise, n=640, seed=0):
-    torch.manual_seed(seed)
-    x, truth = torch.randn(n, K, dtype=torch.float64), torch.randn(K, 3, dtype=torch.float64)
-    return x, (x @ truth + noise * torch.randn(n, 3, dtype=torch.float64)).argmax(1)
-
-
-def classifier(x, y, **options):
-    torch.manual_seed(1)
-    return learned(x, y, SoftmaxNewton(ridge="evidence", **options), 16, nn.Linear(K, 3).double())
-
-
-@pytest.mark.parametrize("forgetting", [1.0, 0.95])
-def test_a_cross_entropy_head_has_the_ridge_of_its_curvature(forgetting):
-    solver = classifier(*labelled(2.0), forgetting=forgetting)
-    assert solver.steps == 40  # of which the 32nd, and by forgetting the 40th, is followed by a look
-    B, state = solver.covariance(), solver._state
-    determined = sum(1 - float(state.ridge_left[j] * B[j, j]) for j in range(K))
-    best = 2 * determined / float((state.W - state.prior)[:, :K].square().sum())
-    assert evidence.laplace_ridge(state, K) == pytest.approx(best, rel=1e-9)  # float64, a sum of five
-    assert 1 / evidence.FACTOR < best / solver.ridge < evidence.FACTOR
-
-
-def test_labels_with_more_noise_have_the_larger_ridge():
-    assert classifier(*labelled(5.0)).ridge > 2 * classifier(*labelled(0.5)).ridge
-
-
-def test_a_cross_entropy_head_starts_from_above_in_any_unit_of_the_features():
-    x, y = labelled(1.0, n=16)
-    ridges = [classifier(unit * x, y).ridge for unit in (1e-3, 1.0, 1e3)]
-    assert ridges[1] == pytest.approx(evidence.ABOVE * 16 * float(x.square().mean()) / 1.5)  # 3 classes: 1.5 in A
-    assert ridges == pytest.approx([1e-6 * ridges[1], ridges[1], 1e6 * ridges[1]])
-
-
-def test_a_first_update_that_fails_leaves_the_ridge_as_it_was():
-    torch.manual_seed(0)
-    solver = SoftmaxNewton(ridge="evidence").bind(nn.Linear(K, 3).double())
-    before = solver.state_dict()
-    x, y = labelled(1.0, n=16)
-    with pytest.raises(ValueError, match="class labels in"):
-        solver.update(x, y + 3)
-    assert solver.state_dict()["ridges"] == before["ridges"] == [evidence.START, None, "evidence"]
-
-
-def test_a_number_ends_the_choice_and_a_captured_step_needs_one():
-    solver = classifier(*labelled(1.0))
-    with pytest.raises(RuntimeError, match="needs a ridge that does not change"):
-        solver.prepare_capture()
-    assert "evidence" in repr(solver)
-    solver.raise_ridge(2 * solver.ridge)
-    assert "evidence" not in repr(solver)
-    solver.prepare_capture()
-    with pytest.raises(TypeError, match="'evidence' for an RLS or a SoftmaxNewton"):
-        LogisticNewton(ridge="evidence")

@@ -40,9 +40,6 @@ SOLVERS = {
     "OnlineLBFGS, forgetting 0.9": Case(lambda: OnlineLBFGS(forgetting=0.9)),
     "OnlineLBFGS, cross-entropy": Case(lambda: OnlineLBFGS(loss="cross-entropy"), "classification", recovers=0.03),
     "SoftmaxNewton": Case(SoftmaxNewton, "classification", recovers=0.15),
-    "SoftmaxNewton, evidence": Case(
-        lambda: SoftmaxNewton(ridge="evidence"), "classification", recovers=0.15, falls_to=0.95, captured=False
-    ),
     "SoftmaxNewton, auto": Case(lambda: SelfTuning.of(SoftmaxNewton), "classification", recovers=0.15, captured=False),
     "LogisticNewton": Case(LogisticNewton, "labels", recovers=0.15, falls_to=0.75),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Sequence
 from typing import Any, Literal
 
@@ -17,19 +16,7 @@ from sepsa.heads.backends.torch_cross_entropy import Samples, TorchBackend
 from sepsa.heads.base import parameters
 from sepsa.heads.base.checks import check_labels, check_outputs, check_rows, explain_nonfinite, is_integer
 from sepsa.heads.base.newton import NewtonHead, check_count, weights_setting
-from sepsa.heads.math import evidence
-from sepsa.heads.math.cross_entropy import (
-    TOLERANCE,
-    CrossEntropyState,
-    UpdateSettings,
-    both,
-    class_factors,
-    probabilities_of,
-    start,
-    with_curvature,
-    with_ridge,
-    with_root,
-)
+from sepsa.heads.math.cross_entropy import TOLERANCE, UpdateSettings, both, class_factors, probabilities_of, start
 from sepsa.validation import is_number
 
 
@@ -47,8 +34,6 @@ class SoftmaxNewton(NewtonHead):
 
     Args:
         ridge: Strength of the pull towards the initial weights; 1 has the weight of a few samples of unit features.
-            "evidence": the samples choose it, after 4, 8, 16, ... updates and four times in the memory of a head that
-            forgets. Choose that where samples repeat. `ridge` is then the present one, not for captured steps.
         forgetting: Factor in (0, 1] on the curvature of earlier samples, once per update; 1 adds no forgetting.
         bias_ridge: Ridge of the bias. None: 1e-4 (1e-3 in float32) or `ridge`, whichever is smaller; "ridge": `ridge`.
         label_smoothing: Weight in [0, 1) of the uniform distribution in the targets, as in `torch.nn.CrossEntropyLoss`.
@@ -58,7 +43,7 @@ class SoftmaxNewton(NewtonHead):
         linear: The `nn.Linear` that the solver is bound to, or None.
 
     See also:
-        `SelfTuning.of(SoftmaxNewton)`, which compares ridges; `LogisticNewton` for labels that do not exclude each
+        `SelfTuning.of(SoftmaxNewton)`, which chooses the ridge; `LogisticNewton` for labels that do not exclude each
         other; `OnlineLBFGS` where p x p is too large.
 
     Examples:
@@ -77,7 +62,6 @@ class SoftmaxNewton(NewtonHead):
     """
 
     settings = ("forgetting", "label_smoothing", "class_weight")
-    has_evidence = True
     _not_copied = ("_captured", "_backend")  # recordings stay with the original
     _captured: CapturedSoftmax | None = None  # what recordings of captured steps write to
     _backend: TorchBackend | None = None  # of other updates
@@ -86,16 +70,13 @@ class SoftmaxNewton(NewtonHead):
     def __init__(
         self,
         *,
-        ridge: float | Literal["evidence"] = 1.0,
+        ridge: float = 1.0,
         forgetting: float = 1.0,
         bias_ridge: float | Literal["ridge"] | None = None,
         label_smoothing: float = 0.0,
         class_weight: Sequence[float] | Tensor | None = None,
     ) -> None:
-        self.by_evidence = ridge == "evidence"
-        super().__init__(
-            evidence.START if isinstance(ridge, str) and self.by_evidence else ridge, forgetting, bias_ridge
-        )
+        super().__init__(ridge, forgetting, bias_ridge)
         self.label_smoothing = smoothing(label_smoothing)
         self.class_weight = weights_setting("class_weight", class_weight, "a class")
 
@@ -203,42 +184,12 @@ class SoftmaxNewton(NewtonHead):
         """
         linear = self._located()
         self._check(linear, features, targets, sample_weight)
-        updates, settings = self._updates_now(), self._settings(linear)
-        samples = Samples(features, targets, sample_weight, settings, updates)
-        state, ridge = self._state, self.ridge
-        if self.by_evidence and not updates:
-            state, ridge = self._from_above(linear, samples)
-        new = self._backend_for(linear).learn(state, samples)
+        updates = self._updates_now()
+        samples = Samples(features, targets, sample_weight, self._settings(linear), updates)
+        new = self._backend_for(linear).learn(self._state, samples)
         if not new.finite:
             raise self._explain(features, targets, new.state.W)
-        state = new.state
-        if self.by_evidence and evidence.looks(updates + 1, settings.forgetting) and self._annealed[1] == 1.0:
-            state, ridge = self._with_best_ridge(linear, state, ridge)
-        self._assign(new.head, _state=state, ridge=ridge, _previous=new.before, _updates=updates + 1)
-
-    def _from_above(self, linear: nn.Linear, samples: Samples) -> tuple[CrossEntropyState, float]:
-        """The state before the first update with a ridge that weighs as much as `ABOVE` such blocks, and that ridge."""
-        state = self._state
-        squares = samples.features.detach().double().square().mean(-1)
-        if samples.sample_weight is not None:
-            squares = squares * samples.sample_weight
-        ridge = evidence.ABOVE * float(squares.sum()) / float(self._ridges(linear, state.W, 1.0)[0])
-        if not 0.0 < ridge < math.inf:
-            return state, self.ridge
-        return start(state.W, state.weights, self._ridges_now(linear, state.W, ridge)), ridge
-
-    def _with_best_ridge(
-        self, linear: nn.Linear, state: CrossEntropyState, ridge: float
-    ) -> tuple[CrossEntropyState, float]:
-        """The state with the ridge of the largest evidence, and that ridge, where it differs by a factor of two."""
-        best = evidence.laplace_ridge(with_root(state), linear.in_features)
-        if best is None or evidence.is_near(best, ridge):
-            return state, ridge
-        best = min(max(best, ridge / evidence.MOST_CHANGE), ridge * evidence.MOST_CHANGE)
-        new = with_ridge(state, self._ridges_now(linear, state.W, best))
-        if new is None:  # digits would be lost
-            return state, ridge
-        return new if state.A is None else with_curvature(new), best
+        self._assign(new.head, _state=new.state, _previous=new.before, _updates=updates + 1)
 
     def _backend_for(self, linear: nn.Linear) -> TorchBackend:
         """The backend of updates outside of a captured step."""
@@ -274,8 +225,6 @@ class SoftmaxNewton(NewtonHead):
         Returns:
             The addresses and the settings, which a recording depends on.
         """
-        if self.by_evidence:
-            raise RuntimeError(f"a captured step needs a ridge that does not change, got {self!r}: give a number")
         self.finish_captured()
         linear, state, captured = super()._ready(), self._state, self._captured
         if captured is None or not captured.lies_in(linear):

@@ -45,8 +45,6 @@ class NewtonHead(OwnsHead):
     settings: ClassVar[tuple[str, ...]]  # arguments that a state keeps, beside the ridges
     _state: CrossEntropyState
     _replaced = ("_state", "_previous", "_updates", "ridge", "_annealed")
-    has_evidence: ClassVar[bool] = False  # whether `ridge` may be "evidence"
-    by_evidence = False  # whether it is, so that samples choose the number
     _annealed = (1.0, 1.0)  # the ratio of `anneal` and that for which the state has the ridge
     _updates: int | None = None  # the state's, where the host knows them without waiting for the device
 
@@ -141,7 +139,7 @@ class NewtonHead(OwnsHead):
             raise ValueError(f"ridge must be at least the present one, {self.ridge:g}, got {ridge:g}")
         larger = with_ridge(self._state, self._ridges_now(linear, self._state.W, ridge))
         if larger is not None:  # else the ridge is too small to be seen in the curvature, and stays
-            self._assign(_state=larger, ridge=float(ridge), by_evidence=False)
+            self._assign(_state=larger, ridge=float(ridge))
 
     @torch.no_grad()
     def anneal(self, ratio: float, samples_per_epoch: int | None = None) -> None:
@@ -176,7 +174,7 @@ class NewtonHead(OwnsHead):
         for name in self.settings:
             value = getattr(self, name)
             state[name] = list(value) if isinstance(value, list) else value
-        state["ridges"] = [self.ridge, self.bias_ridge, *(["evidence"] if self.by_evidence else [])]
+        state["ridges"] = [self.ridge, self.bias_ridge]
         return state if self._annealed == (1.0, 1.0) else state | {"annealed": list(self._annealed)}
 
     @torch.no_grad()
@@ -193,9 +191,7 @@ class NewtonHead(OwnsHead):
         if isinstance(state_dict, dict):
             state_dict = {"annealed": [1.0, 1.0]} | state_dict  # which a head that has not annealed does not save
         saved = read_solver(type(self).__name__, state_dict, {*KEYS, *self.settings, "annealed"})
-        ridges = saved["ridges"]
-        by_evidence = self.has_evidence and isinstance(ridges, (list, tuple)) and [*ridges[2:]] == ["evidence"]
-        ridge, bias_ridge = read_ridges(saved.path("ridges"), ridges[:2] if by_evidence else ridges)
+        ridge, bias_ridge = read_ridges(saved.path("ridges"), saved["ridges"])
         kind: Any = type(self)
         with schema.settings("state_dict"):
             fresh = kind(ridge=ridge, bias_ridge=bias_ridge, **{name: saved[name] for name in self.settings})
@@ -210,7 +206,7 @@ class NewtonHead(OwnsHead):
         for part in each_curvature(state):
             check_consistent(saved, part)
         settings = {name: getattr(fresh, name) for name in (*self.settings, "ridge", "bias_ridge", "_annealed")}
-        self._assign(**settings, by_evidence=by_evidence, _state=state, _previous=None, _updates=None)
+        self._assign(**settings, _state=state, _previous=None, _updates=None)
 
     @property
     def steps(self) -> int:
@@ -307,8 +303,7 @@ class NewtonHead(OwnsHead):
     def _words(self, more: str) -> str:
         """`__repr__` with what is particular to the kind of head."""
         more = parameters.bias_words(self.bias_ridge) + more + self._shape_words()
-        ridge = f"evidence, now {self.ridge:.3g}" if self.by_evidence else f"{self.ridge:g}"
-        return f"{type(self).__name__}(ridge={ridge}, forgetting={self.forgetting:g}{more})"
+        return f"{type(self).__name__}(ridge={self.ridge:g}, forgetting={self.forgetting:g}{more})"
 
     def _logits(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Φ (n, p) of features (..., in_features), and the logits (..., out_features)."""

@@ -12,9 +12,6 @@ of a head determines both: with A = ΦᵀΦ + diag ridge, B = A⁻¹, n samples 
 at the ridge that ridge* is; another ridge or prior needs no sample again. Of samples that fade by w = λ^age, n = Σ w,
 and r = Σ w² / Σ w: their residuals hold n - r (γ + 1) times the variance of the noise. The head takes κ ridge*: a body
 that learns below it fits the same samples, which their residuals do not show. Symbols are those of `least_squares`.
-
-Of a cross-entropy head the likelihood fixes the noise at 1. In Laplace's form, with the curvature of `cross_entropy` in
-place of the Hessian and K - 1 free classes, ridge* = (K - 1) γ / |W - W₀|². The weights follow with the next samples.
 """
 
 from __future__ import annotations
@@ -26,7 +23,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sepsa.heads.math.cross_entropy import CrossEntropyState
 from sepsa.heads.math.least_squares import LeastSquaresState, identity, square_root, triangular
 
 START = 10.0  # the ridge before the first choice
@@ -41,8 +37,6 @@ ROUNDING = 1e-12  # a variance below this share of the mean square is rounding
 EXACT = 1e-12  # residuals below this share of what the weights explain are rounding
 LEAST_KNOWN = 1e-6  # share of the initial weights in directions that the samples determine, to choose their scale
 LEAST_FREEDOM = 0.01  # of the samples, where the weights interpolate them
-ABOVE = 30.0  # blocks like the first that the ridge of a cross-entropy head weighs at the start
-FIRST_LOOK = 4  # updates before which a cross-entropy head stays with that; it looks after 8, 16, 32, ... too
 
 
 class Choice(NamedTuple):
@@ -86,23 +80,6 @@ def due(before: float, after: float, steps: int, earlier: int, lam: float) -> bo
     if interval and steps // interval > earlier // interval:
         return True
     return before < FIRST or math.frexp(after)[1] > math.frexp(before)[1]
-
-
-def looks(updates: int, lam: float) -> bool:
-    """Whether a cross-entropy head looks at its ridge after so many updates with the forgetting λ."""
-    interval = updates_until(0.0, 1.0, lam) if lam < 1.0 else updates
-    return updates >= FIRST_LOOK and (updates & (updates - 1) == 0 or updates % interval == 0 < interval < updates)
-
-
-def laplace_ridge(state: CrossEntropyState, k: int) -> float | None:
-    """ridge* of a cross-entropy head with k features, whose state has T; None where the samples do not tell."""
-    distance = (state.W - state.prior)[:, :k].square().sum()
-    determined = k - (state.ridge_left * state.T.square().sum(0))[:k].sum()
-    weights, each = torch.stack((distance, determined)).tolist()
-    if not (weights > 0 and each > ROUNDING * k):
-        return None
-    best = max(len(state.W) - 1, 1) * each / weights
-    return best if math.isfinite(best) else None
 
 
 def about(initial: Tensor, scale: float, bias: bool) -> Tensor:
