@@ -45,8 +45,8 @@ VISITS = 1_200_000  # of rows, over all learners and passes, by a small compiled
 TOLERANCE = 1.02  # of a longer trial's squared error: what makes it worse for one learner is averaged out in several
 ENOUGH = 250  # rows left out determine σ to 4 %, where the folds have no other use
 TRIALS = (64, 16, 4, 1)  # the most passes divided by this
-PROBES = 2  # members by which more passes are tried first, where there are more than the least
-LOWER, LOWER_ALONE = 0.99, 0.95  # factors of the error, and of that of the networks alone, by which it must have fallen
+PROBES = 2  # members by which more passes are tried first
+LOWER, LOWER_ALONE = 0.99, 0.9  # factors of the error, and of that of the networks alone, by which it must have fallen
 COMPARED = 500  # rows on which members are compared
 INFLATIONS = [2**k for k in range(17)]
 LARGEST_GROWTH = 16.0  # c φᵀBφ of a typical row: from there on the variance goes with φᵀBφ alone
@@ -201,10 +201,10 @@ def best_trial(
 ) -> Trial:
     """Networks, trained without a fold each, of the last number of passes that did not raise the error there.
 
-    With `experts`, it is the error of their mixture with the networks. More passes are tried while they lower it; where
-    there are many members, by a few of them first. `compared` has the targets by which errors are measured.
+    With `experts`, it is the error of their mixture with the networks. More passes are tried while they lower it, by
+    a few members first. `compared` has the targets by which errors are measured.
     """
-    some = PROBES if len(folds) > MEMBERS[0] else 0
+    some = PROBES if len(folds) > PROBES else 0
     best: Trial | None = None
     judge = partial(judged, experts=experts, compared=compared, folds=folds)
     for passes in trials:
