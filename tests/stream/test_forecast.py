@@ -533,7 +533,7 @@ def test_a_file_without_trends_forecasts_as_before_and_continues():
         lag = np.repeat(shared["LAGS"][:, :1], before, 1)
         lag[:, kept % before] = shared["LAGS"][:, kept % n]
         stack |= {
-            "KNOWN": stack["KNOWN"][:bases],
+            "KNOWN": np.moveaxis(stack["KNOWN"], 2, 0)[:bases],
             "MISSED": np.concatenate([stack["MISSED"][:bases], stack["MISSED"][-3:]]),
             "LEADER": stack["LEADER"] % bases,
         }
@@ -543,7 +543,7 @@ def test_a_file_without_trends_forecasts_as_before_and_continues():
         other = SepSAForecaster(4, seasons=seasons, lags=lags)
         other.load_state_dict(state)
         assert other.forecast() == model.forecast()
-        assert (other.state_dict()["model"]["stack"]["KNOWN"][:bases] == stack["KNOWN"]).all()
+        assert (np.moveaxis(other.state_dict()["model"]["stack"]["KNOWN"], 2, 0)[:bases] == stack["KNOWN"]).all()
         errors = np.abs(other.prequential(y[rows:])[100:-1, 0] - y[rows + 101 :])
         assert errors.mean() < 3  # the last value is wrong by 7
 

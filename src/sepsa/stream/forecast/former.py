@@ -57,7 +57,7 @@ def with_smoothing(state: Any, sizes: Sizes) -> Any:
     level = np.zeros((len(last), sizes["smoothers"], 2))
     level[..., 0] = last[:, None]
     stack = {
-        "KNOWN": np.concatenate([known[:bases], new]),
+        "KNOWN": np.moveaxis(np.concatenate([known[:bases], new]), 0, 2),
         "MISSED": np.concatenate([missed[:bases], missed[-3:]]),
         "LEADER": own["LEADER"] % bases,
         "SMOOTH": level,

@@ -77,6 +77,8 @@ class History:
         if at < len(Y):
             assert self.model is not None
             parts.append(self.model.learn(Y[at:], E[at:], intervals, ahead))
+        if len(parts) == 1:
+            return parts[0]
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
     def learn_spaced(

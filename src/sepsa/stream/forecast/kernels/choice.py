@@ -64,21 +64,38 @@ def seasonal(periods, profile, h, phase, last, lags, now, ahead, off, x):
 
 
 @called
-def naive_forecast(periods, lags, smoothed, h, i, t, now, last):
-    """Naive forecast i of row t by h + 1 steps: the last value or that of a season, as soon as there is one.
+def last_value(periods, lags, h, base, t, now, last):
+    """The last value, or that of a season as soon as there is one, before row t by h + 1 steps, and how old it is."""
+    lag = back(periods[base - 1], h) if base > 0 else 0
+    return (lags[now - lag], lag) if 0 < lag <= t else (last, h + 1)
 
-    After all of these they follow with a local drift, the mean change over the first season before the last value, and
-    then those by exponential smoothing, which are given.
-    """
+
+@called
+def local_drift(periods, lags, h, t, now, last):
+    """The mean change over the first season before the last value, h + 1 rows before row t."""
+    span = math.floor(periods[0] + 0.5) if periods.size > 0 else TREND_ROWS
+    return (last - lags[now - h - 1 - span]) / span if t - h - 1 >= span else 0.0
+
+
+@called
+def naive_forecast(periods, lags, smoothed, h, i, t, now, last):
+    """Naive forecast i of row t by h + 1 steps: a last value, then these with a local drift, then those smoothed."""
     bases = periods.size + 1
     if i >= 2 * bases:
         return smoothed[i - 2 * bases]
-    lag = back(periods[i % bases - 1], h) if i % bases > 0 else 0
-    value, rows = (lags[now - lag], lag) if 0 < lag <= t else (last, h + 1)
-    span = math.floor(periods[0] + 0.5) if periods.size > 0 else TREND_ROWS
-    if i < bases or t - h - 1 < span:
-        return value
-    return value + (last - lags[now - h - 1 - span]) / span * rows
+    value, rows = last_value(periods, lags, h, i % bases, t, now, last)
+    return value + rows * local_drift(periods, lags, h, t, now, last) if i >= bases else value
+
+
+@called
+def naive_forecasts(periods, lags, smoothed, h, t, now, last, out):
+    """All naive forecasts of row t by h + 1 steps."""
+    bases, drift = periods.size + 1, local_drift(periods, lags, h, t, now, last)
+    for base in range(bases):
+        value, rows = last_value(periods, lags, h, base, t, now, last)
+        out[base], out[bases + base] = value, value + rows * drift
+    for i in range(smoothed.size):
+        out[2 * bases + i] = smoothed[i]
 
 
 @called
@@ -124,15 +141,38 @@ def smooth(model, t):
 
 @called
 def learn_stack(model, t, now):
-    """Let the stacks learn row t, and count the errors of all candidates that have forecast it."""
+    """Let the stacks learn row t."""
     periods, ridge = fixed.views("PERIODS STACK_RIDGE", model)
     z, there = row.views("Z THERE", model)
     heads, off, W, x, profile, gain, restored, U, D, left, turn, unit = stack.views(
         "HEADS OFF W X PROFILE GAIN RESTORED U D LEFT TURN UNIT", model
     )
     base, lags = shared.views("BASE LAGS", model)
-    options, H = given.OPTIONS(model), size.horizon(model)
-    phase = shared.COUNTS(model).phase
+    H, phase, forgetting = size.horizon(model), shared.COUNTS(model).phase, given.OPTIONS(model).stack
+    for h in range(min(t, H) if x.size > 0 else 0):
+        at = (t - h - 1) % H
+        for j in range(z.size):
+            if not there[j]:
+                continue
+            last = base[at, j]
+            x[1] = heads[at, j, h] - last
+            seasonal(periods, profile[j], h, phase - h - 1, last, lags[j], now - h - 1, now, off[at, j], x)
+            e = z[j] - heads[at, j, h] - dot(W[j, h], x)
+            first = gains(U[j, h], D[j, h], left[j, h], ridge, turn[j, h], forgetting, x, gain, restored, unit)
+            learn_error(W[j, h], gain, restored, first, e)
+
+
+@called
+def follow_candidates(model, t, now):
+    """Count the errors of all candidates that have forecast row t."""
+    periods = fixed.PERIODS(model)
+    z, there = row.views("Z THERE", model)
+    naive, typical, missed, known, leaders, heads, stacked, mixed, smoothed = stack.views(
+        "NAIVE TYPICAL MISSED KNOWN LEADER HEADS STACKED MIXED SMOOTHED", model
+    )
+    base, lags, told = shared.views("BASE LAGS MADE", model)
+    options, H, bases = given.OPTIONS(model), size.horizon(model), periods.size + 1
+    largest = 10.0  # typical errors
     for h in range(min(t, H)):
         at = (t - h - 1) % H
         rate = max(choice_rate(options, h), min(RISE / (t - h), 1.0))
@@ -140,51 +180,26 @@ def learn_stack(model, t, now):
         for j in range(z.size):
             if not there[j]:
                 continue
-            last = base[at, j]
-            if x.size > 0:
-                x[1] = heads[at, j, h] - last
-                seasonal(periods, profile[j], h, phase - h - 1, last, lags[j], now - h - 1, now, off[at, j], x)
-                e = z[j] - heads[at, j, h] - dot(W[j, h], x)
-                B = U[j, h], D[j, h], left[j, h], ridge, turn[j, h]
-                first = gains(*B, options.stack, x, gain, restored, unit)
-                learn_error(W[j, h], gain, restored, first, e)
-            follow_candidates(model, j, h, t, now, rate, soon)
-
-
-@called
-def follow_candidates(model, j, h, t, now, rate, soon):
-    """Count the errors of all candidates that have forecast series j of row t by h + 1 steps."""
-    periods = fixed.PERIODS(model)
-    z = row.Z(model)
-    naive, typical, missed, known, leaders, heads, stacked, mixed, smoothed = stack.views(
-        "NAIVE TYPICAL MISSED KNOWN LEADER HEADS STACKED MIXED SMOOTHED", model
-    )
-    base, lags, told = shared.views("BASE LAGS MADE", model)
-    H, value = size.horizon(model), z[j]
-    at = (t - h - 1) % H
-    last, leader = base[at, j], leaders[j, h]
-    largest = 10.0  # typical errors
-    count, bases = naive.size, periods.size + 1
-    for i in range(count):
-        naive[i] = naive_forecast(periods, lags[j], smoothed[at, j, h], h, i, t, now, last)
-    off = value - naive[leader]
-    typical[j, h] += soon * (off * off - typical[j, h])
-    unit = math.sqrt(typical[j, h]) if typical[j, h] > 0.0 else 1.0
-    for i in range(bases + 3):
-        if i < bases:
-            made = naive[i]
-        elif i == bases:
-            made = heads[at, j, h]
-        elif i == bases + 1:
-            made = stacked[at, j, h]
-        else:
-            made = told[at, j, h]
-        missed[i, j, h] += rate * (min(abs(value - made) / unit, largest) - missed[i, j, h])
-    leading = min(abs(off) / unit, largest)
-    for i in range(count):
-        error, change = (value - naive[i]) / unit, (mixed[at, j, h] - naive[i]) / unit
-        error, change = min(max(error, -largest), largest), min(max(change, -largest), largest)
-        follow_naive(known[i, j, h], error, change, leading, rate, soon)
+            value = z[j]
+            naive_forecasts(periods, lags[j], smoothed[at, j, h], h, t, now, base[at, j], naive)
+            off = value - naive[leaders[j, h]]
+            typical[j, h] += soon * (off * off - typical[j, h])
+            unit = math.sqrt(typical[j, h]) if typical[j, h] > 0.0 else 1.0
+            for i in range(bases + 3):
+                if i < bases:
+                    made = naive[i]
+                elif i == bases:
+                    made = heads[at, j, h]
+                elif i == bases + 1:
+                    made = stacked[at, j, h]
+                else:
+                    made = told[at, j, h]
+                missed[i, j, h] += rate * (min(abs(value - made) / unit, largest) - missed[i, j, h])
+            leading = min(abs(off) / unit, largest)
+            for i in range(naive.size):
+                error, change = (value - naive[i]) / unit, (mixed[at, j, h] - naive[i]) / unit
+                error, change = min(max(error, -largest), largest), min(max(change, -largest), largest)
+                follow_naive(known[j, h, i], error, change, leading, rate, soon)
 
 
 @called
@@ -285,7 +300,7 @@ def choose(model, t, now):
             a, b = missed[bases, j, h], missed[bases + 1, j, h]
             share = 0.5 if a == b else 1.0 / (1.0 + min((b / a if a > 0.0 else HUGE), 1e3) ** (2.0 * options.sharpness))
             mixed[j, h] = mean + share * (stacked[j, h] - mean)
-            share, own = share_of_rows(choice_rate(options, h), RISE, t - h, h), known[:, j, h]
+            share, own = share_of_rows(choice_rate(options, h), RISE, t - h, h), known[j, h]
             leader = follow_leader(own, leaders[j, h], leaders[j, h - 1] if h > 0 else -1, share, options.lead)
             usual = naive_forecast(periods, lags[j], smoothed[at, j, h], h, leader, t + h + 1, now + h + 1, z[j])
             leaders[j, h] = leader

@@ -186,7 +186,7 @@ stack = Group(
     # Recent means for each naive forecast, which are the last value and the last of each season, the same with a drift,
     # and exponential smoothing: how much smaller its errors are than the leader's, and its square; how much
     # smaller those of MIXED are, and its square; the product of its error and its distance from MIXED; both squares.
-    number("KNOWN", "naive series horizon 7", (-1e9, 1e9)),
+    number("KNOWN", "series horizon naive 7", (-1e9, 1e9)),
     # Exponential smoothing without and with a season: levels and trends, the season, and a ring of the forecasts.
     number("SMOOTH", "series smoothers 2", power=1),
     number("INDEX", "series season_rows", power=1),
