@@ -1,6 +1,6 @@
 """How exact heads are for features of any scale and in batches of any size, against 60 digits.
 
-    python benchmarks/exactness.py [--rows 1000] [--only ROUTE ...]
+    python benchmarks/exactness.py [--rows 1000] [--only ROUTE ...] [--jobs 16]
 
 Writes exactness.json, or with a GPU exactness-gpu.json, 100 cells for each route. A head learns rows of 11 features in
 batches of 1, 2, 7, 64 and 1,000; its predictions at these rows are compared with those of the same method in 60 digits
@@ -10,10 +10,13 @@ batches of 1, 2, 7, 64 and 1,000; its predictions at these rows are compared wit
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import multiprocessing
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -32,6 +35,7 @@ from sepsa.heads.backends import choose
 from sepsa.heads.backends.choose import force
 from sepsa.heads.math.cross_entropy import FADE
 from sepsa.heads.self_tuning import AGAIN
+from sepsa.restoration import due
 
 mp.dps = 60
 BATCHES, FEATURES, LIMIT = (1, 2, 7, 64, 1000), 11, 1e-6
@@ -100,7 +104,7 @@ def ridge_regression(Phi: Any, Y: Any, batch: int, forgetting: float, ridge: Any
     """W (p, m) after updates of `batch` rows: sums fade, and the next coordinates get their ridge back in rotation."""
     p = Phi.shape[1]
     A, b, left, cursor = np.diag(ridge).copy(), ridge[:, None] * prior, ridge.copy(), 0
-    count = int(np.ceil(-p * np.log2(forgetting)))
+    count = due(p, forgetting)
     for i in range(0, len(Phi), len(Phi) if forgetting == 1.0 else batch):
         rows = slice(i, i + (len(Phi) if forgetting == 1.0 else batch))
         A, b, left = (
@@ -140,7 +144,7 @@ def cross_entropy(Phi: Any, t: Any, batch: int, ridge: Any, prior: Any) -> Any:
         rho = max(one, (U.sum(0) / s).max() * min(K, 2) / max(U.sum(), mpf(10) ** -300))
         G = (rows * omega[:, None]).T.dot(rows)
         A, left = lam * A, lam * left
-        at = [(cursor + j) % p for j in range(min(p, n))]
+        at = [(cursor + j) % p for j in range(due(p, 1.0, at_least=n))]
         pull = rows.T.dot(R / s)
         for j in at:
             lacking = ridge[j] - left[j]
@@ -367,26 +371,39 @@ def summary(cells: dict[str, dict[str, dict[str, Any]]]) -> dict[str, float]:
     }
 
 
+def row_of(route: str, table: str, rows: int) -> dict[str, dict[str, Any]]:
+    """The outcomes of a route and a table by the size of batches."""
+    torch.set_num_threads(1)
+    ways, tables = {way.name: way for way in routes()}, {one.name: one for one in scalings(rows)}
+    return {str(batch): run(ways[route], tables[table], batch)._asdict() for batch in BATCHES}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--only", nargs="*", default=[], help="names of routes; all of them without")
+    parser.add_argument("--jobs", type=int, default=1, help="processes; without effect on what is written")
     out = Path(__file__).with_name("exactness-gpu.json" if DEVICE == "cuda" else "exactness.json")
     parser.add_argument("--out", type=Path, default=out, help="a JSON, of which other routes stay")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
     before = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.out.exists() else {}
-    result: dict[str, Any] = before["routes"] if before.get("rows") == arguments.rows else {}
-    for route in routes():
-        if arguments.only and route.name not in arguments.only:
-            continue
-        cells: dict[str, Any] = {}
-        for table in scalings(arguments.rows):
-            outcomes = {str(batch): run(route, table, batch) for batch in BATCHES}
-            cells[table.name] = {batch: outcome._asdict() for batch, outcome in outcomes.items()}
-            marks = [f"{mark(outcome):>9}" for outcome in outcomes.values()]
-            print(f"{route.name:32} {table.name:34}", *marks, flush=True)
-        result[route.name] = cells
+    names, tables = [route.name for route in routes()], [table.name for table in scalings(arguments.rows)]
+    wanted = [name for name in names if not arguments.only or name in arguments.only]
+    found: dict[tuple[str, str], Any] = {}
+    with ProcessPoolExecutor(arguments.jobs, multiprocessing.get_context("spawn")) as pool:
+        pairs = itertools.product(wanted, tables)
+        waiting = {pool.submit(row_of, *pair, arguments.rows): pair for pair in pairs}
+        for future in as_completed(waiting):
+            (name, table), row = waiting[future], future.result()
+            found[name, table] = row
+            marks = [f"{mark(Outcome(**outcome)):>9}" for outcome in row.values()]
+            print(f"{name:32} {table:34}", *marks, flush=True)
+    known: dict[str, Any] = before["routes"] if before.get("rows") == arguments.rows else {}
+    result = {
+        name: {table: found[name, table] for table in tables} if name in wanted else known[name]
+        for name in names
+        if name in wanted or name in known
+    }
     routes_of = {name: summary(cells) for name, cells in result.items()}
     silent = int(sum(one["silent"] for one in routes_of.values()))
     for name, one in routes_of.items():

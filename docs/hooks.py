@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: the repository's address, pages and linked files from outside docs/, and titles of outputs.
+"""Hooks of mkdocs: the repository's address, generated pages, linked files from outside docs/, and titles of outputs.
 
 Each program of examples/ that a page links to becomes a page of its own.
 """
@@ -6,6 +6,7 @@ Each program of examples/ that a page links to becomes a page of its own.
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,26 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
 # A link or picture that leaves docs/: from a page in docs/, or in a folder of it.
 OUTSIDE = re.compile(r"\]\((?:\.\./)+((?:results|benchmarks|examples)/[\w./-]+)\)")
+
+
+OPTIONS = "<!-- written by docs/hooks.py: options -->"  # the place for them on a page
+
+
+def options() -> str:
+    """Return the options of each command with their help, as a list by command."""
+    import typer
+
+    from sepsa.cli import app
+
+    parts = []
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        told = [
+            f"- `{option.opts[0]}`: {option.help}"
+            for option in command.params
+            if option.opts[0].startswith("--") and option.help
+        ]
+        parts.append("\n".join([f"**`sepsa {name}`**\n", *told]))
+    return "\n\n".join(parts)
 
 
 def on_config(config: Any, **_: Any) -> Any:
@@ -32,12 +53,13 @@ def on_config(config: Any, **_: Any) -> Any:
 
 def on_files(files: Files, config: Any, **_: Any) -> Files:
     """Add the files that pages link to, so that a number and its JSON are on one site."""
-    for page, source in PAGES.items():
-        files.append(
-            File.generated(
-                config, page, content=(ROOT / source).read_text(encoding="utf-8")
-            )
-        )
+    pages = {
+        page: (ROOT / source).read_text(encoding="utf-8")
+        for page, source in PAGES.items()
+    }
+    pages["map.md"] = runpy.run_path(str(ROOT / "docs" / "map.py"))["page"]()
+    for page, content in pages.items():
+        files.append(File.generated(config, page, content=content))
     linked = set()
     for page in files.documentation_pages():
         linked.update(OUTSIDE.findall(page.content_string))
@@ -63,6 +85,8 @@ def program_page(name: str, code: str) -> str:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Point these links into the site, give outputs a title, and remove the comments, which only the tests read."""
+    if OPTIONS in markdown:
+        markdown = markdown.replace(OPTIONS, options())
     markdown = re.sub(
         r"^( *```text)$", r'\1 title="Output"', markdown, flags=re.MULTILINE
     )

@@ -1,26 +1,23 @@
-"""Print the page docs/map.md: the files of the package and of the paper, with the first sentence of each docstring.
+"""Print the page of files: those of the package and of the paper, with the first sentence of each docstring.
 
-    python docs/map.py [--write]
+    python docs/map.py
 
-`--write` writes the page. A folder is described by its `__init__.py`.
+The site's build adds it as map.md. A folder is described by its `__init__.py`.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "map.md"
 FOLDERS = (ROOT / "src" / "sepsa", ROOT / "reproduction")
 HEAD = """# The files of the project
 
-Where is what? Each file with the first sentence of its docstring, made by
-`python docs/map.py --write`.
+Where is what? Each file with the first sentence of its docstring.
 
 """
 COLUMN = 34  # where the descriptions begin
@@ -62,7 +59,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--write"]:
-        PAGE.write_text(page(), encoding="utf-8")
-    else:
-        print(page(), end="")
+    print(page(), end="")

@@ -1,9 +1,10 @@
 """Bad input, in one table: each row does something wrong and names what the user sees.
 
-The rows of the table "What happens on bad input" of docs/reliability.md are `SHOWN`: every part of a row's last cell in
-`backquotes` must occur in what the user sees, which is the error with its class, the warnings, or the lines and the
-exit code of the command. To add a row, write it into the page and a function under the same words here. `FURTHER` are
-mistakes that the page leaves out, with a pattern of what is seen. An error leaves the model as it was.
+`ACTS` does what the rows of the table "What happens on bad input" of docs/reliability.md say, and what the page leaves
+out, a plain error each: `REFUSED`. Every part of a row's last cell in `backquotes` must occur in what the user sees,
+which is the error with its class, the warnings, or the lines and the exit code of the command. To add a row, write it
+into the page, or into `REFUSED`, and a function under the same words into `ACTS`. `FURTHER` are mistakes that would
+train silently wrong, with a pattern of what is seen. An error leaves the model as it was.
 """
 
 from __future__ import annotations
@@ -234,6 +235,59 @@ def very_many_features():
     return told
 
 
+def late_label(ids, answered, most=100_000):
+    """What a model is told that predicts samples with these identifiers, and gets the target of one of them."""
+    model = river_model()
+    model.max_open_ids = most
+
+    def follow():
+        for i, each in enumerate(ids):
+            model.predict_one({"a": float(i)}, id=each)
+        model.learn_one(y=1.0, id=answered)
+
+    return seen(follow, unchanged=lambda: model.predict_one({"a": 1.0}))
+
+
+# ---------------------------------------------------------------------- forecasters
+
+HOURS = np.arange(8 * 24)
+TIMES, WAVE = np.datetime64("2026-01-01") + HOURS.astype("timedelta64[h]"), np.sin(HOURS * np.pi / 12)
+DAYS = pd.date_range("2026-01-01", periods=40)
+PANEL = pd.concat(
+    [pd.DataFrame({"unique_id": u, "ds": DAYS, "y": np.arange(40.0) % 7}) for u in "ab"], ignore_index=True
+)
+
+
+def panel(df, later=None):
+    """The forecasts of a panel, or the error at its last frame."""
+    with sepsa.SepSAPanelForecaster(sepsa.SepSAForecaster(2, step="day")) as model:
+        if later is not None:
+            model.fit(df)
+        told = seen(model.fit if later is None else model.update, df if later is None else later)
+        return told.strip() or model.predict()
+
+
+def unsorted_panel():
+    return "same forecasts" if panel(PANEL.sample(frac=1, random_state=0)).equals(panel(PANEL)) else "other forecasts"
+
+
+def late_series():
+    made = panel(PANEL, pd.DataFrame({"unique_id": ["late"], "ds": DAYS[-1:], "y": [5.0]}))
+    return "forecast from its own rows" if made[made.unique_id == "late"].SepSA.tolist() == [5.0, 5.0] else str(made)
+
+
+def blocks(rows, X=None, horizon=None, **options):
+    """A day-ahead forecaster of these hours, and what its prediction is told."""
+    model = sepsa.SepSAForecaster(24, every=24, **options).update(WAVE[rows], X, times=TIMES[rows])
+    return model, seen(model.predict, horizon)
+
+
+def missing_hours():
+    model, told = blocks(np.delete(HOURS, slice(100, 103)))
+    assert (model.rows, str(model.times()[0]), told) == (192, "2026-01-09 00:00:00", "")
+    return "missing values"
+
+
 # ---------------------------------------------------------------------- shell and files
 
 TABLE = "x,y\n" + "".join(f"{i % 5},{i % 5}\n" for i in range(40))
@@ -329,7 +383,7 @@ def two_writers():
         return seen(sepsa.save, {"a": 1}, "m.sepsa")
 
 
-SHOWN = {
+ACTS = {
     ("PyTorch", "NaN or Inf in the inputs of a batch"): lambda: with_value("X", torch.nan),
     ("PyTorch", "Inf in the targets"): lambda: with_value("y", torch.inf),
     ("PyTorch", "targets of another shape than the outputs"): lambda: Net().learn(y=torch.randn(8, 2)),
@@ -374,6 +428,18 @@ SHOWN = {
     ("River", "a sample that is no dict"): lambda: learn_one([1.0], 1.0),
     ("River", "a running `StandardScaler` before the model"): lambda: seen(river_model, scaler=True),
     ("River", "a dict of 20,000 features"): very_many_features,
+    ("River", "a target for an `id` that is not open"): lambda: late_label(["a"], "b"),
+    ("River", "an `id` that another sample has"): lambda: late_label(["a", "a"], "a"),
+    ("River", "an `id` that is never answered"): lambda: late_label(["a", "b", "c"], "a", most=2),
+    ("forecasting", "a panel whose rows are not sorted"): unsorted_panel,
+    ("forecasting", "a panel with a time twice"): lambda: panel(pd.concat([PANEL, PANEL[3:4]])),
+    ("forecasting", "a panel without a time"): lambda: panel(PANEL.assign(ds=PANEL.ds.where(PANEL.index != 3))),
+    ("forecasting", "rows of a panel that are not new"): lambda: panel(PANEL, PANEL[:3]),
+    ("forecasting", "a series that a panel brings late"): late_series,
+    ("forecasting", "blocks with missing hours"): missing_hours,
+    ("forecasting", "a block that has begun"): lambda: blocks(HOURS[:-9], horizon=24)[1],
+    ("forecasting", "a phase outside of the block"): lambda: seen(sepsa.SepSAForecaster, 24, every=24, start=30),
+    ("forecasting", "blocks without the inputs ahead"): lambda: blocks(HOURS, WAVE[:, None], known_ahead=True)[1],
     ("shell", "a row that cannot be used"): lambda: stream(LONG + "1\n2,abc\n") + Path("p.quarantine.csv").read_text(),
     ("shell", "more than a twentieth of the rows that cannot be used"): another_encoding,
     ("shell", "a text as the first target"): lambda: stream("x,y\n1,up\n"),
@@ -408,6 +474,71 @@ SHOWN = {
     ("files", "a pipeline given to `sepsa.save`"): lambda: seen(sepsa.save, make_pipeline(fitted()), "m.sepsa"),
 }
 
+# What the user sees in the cases that the page leaves out, in its form.
+REFUSED = {
+    ("PyTorch", "Inf in the targets"): "`NotFinite`, and neither head nor body learns",
+    ("PyTorch", "targets of another shape than the outputs"): "`ValueError` that names both shapes: `(8, 2)`",
+    ("PyTorch", "`RLS(forgetting=1.2)`"): "`ValueError`: `forgetting must be in (0, 1], got 1.2`",
+    ("PyTorch", "`RLS(ridge=1e-320)`"):
+        "`ValueError`: `ridge must be at least 1e-100, got 1e-320: use 1e-12 for almost no regularization`",
+    ("PyTorch", "`SoftmaxNewton(ridge=1e-30)`"): "`PrecisionWarning`: `ridge=1e-30 is below 1e-12`",
+    ("PyTorch", "`unlearn` of a row that dwarfs all others"):
+        "`ValueError`: `too few digits of the rest are left to remove them exactly`",
+    ("PyTorch", "a model that squeezes its output"):
+        "`ValueError` that names both shapes: `the model squeezed its output`",
+    ("PyTorch", "class indices for `RLS`"): "`TypeError`: `use solver=SoftmaxNewton()`, or one-hot targets",
+    ("PyTorch", "`observe` in two threads at once"): "`RuntimeError` in the second: `hold a lock`",
+    ("PyTorch", "ranks with different dtypes"):
+        "`ValueError` on every rank: `give all ranks the same dtypes and shapes`",
+    ("scikit-learn", "NaN in `y`"): "`ValueError`: `Input y contains NaN`",
+    ("scikit-learn", "`X` with another number of columns"):
+        "`ValueError`: `X has 2 features, but SepSARegressor is expecting 3`",
+    ("scikit-learn", "`predict` before `fit`"): "`NotFittedError`",
+    ("scikit-learn", "an array after a DataFrame with text"):
+        "`ValueError`: `X must be a DataFrame with the columns 'city', 'size', as before, got ndarray`",
+    ("scikit-learn", "a DataFrame without a column that was learned"):
+        "`ValueError`: `Feature names seen at fit time, yet now missing`",
+    ("scikit-learn", "a column that changes its type"):
+        "`ValueError`: `X['size'] must hold numbers, as when it was first learned, got texts`",
+    ("scikit-learn", "a column of lists"):
+        "`ValueError`: `X['city'] must hold numbers, dates or texts, got list: convert or drop it`",
+    ("scikit-learn", "`y` with several columns of classes"):
+        "`ValueError`: `sklearn.multioutput.MultiOutputClassifier`",
+    ("River", "Inf or an object as a feature"): "`ValueError`: `x['a'] must be a finite number, got inf`",
+    ("River", "a target that is None or NaN"):
+        "`ValueError`: `y must be a finite number, got None: leave the sample out`",
+    ("River", "a sample that is no dict"): "`TypeError`: `x must be a dict of features, got list`",
+    ("shell", "a text as the first target"):
+        "`line 2: the target 'y' is 'up', which is not a number: add --classify`; `exit code 2`",
+    ("shell", "a target with a decimal comma"): "`which is not a number: give --decimal ,`; `exit code 2`",
+    ("shell", "a column that the table does not have"):
+        "`--drop must be a column of the table, x, y, got 'z'`; `exit code 2`",
+    ("shell", "a target that is dropped"): "`--drop must leave the target in the table`; `exit code 2`",
+    ("shell", "an output in a folder that does not exist"):
+        "`no such file or directory: check the path` before any row is learned; `exit code 1`",
+    ("shell", "an output over the table"): "`--report must be another file than the table`; `exit code 2`",
+    ("shell", "`sepsa predict` with other cells than those learned"):
+        "`line 2: 'x' is '1.5', and the model has learned numbers there: give --decimal .`; `exit code 2`",
+    ("shell", "a date in a format that is not known"):
+        "`line 2: 'day' is '31.01.2026', which is not a date as 2026-01-31: give --date-format '%d.%m.%Y'`; "
+        "`exit code 2`",
+    ("shell", "a table for `sepsa forecast` that is newest first"):
+        "`t.csv is newest first (line 3 is earlier than line 2): sort it by 'day', oldest first`; `exit code 4`",
+    ("shell", "a closed standard output"): "`standard output is closed: name a file by --predictions`; `exit code 2`",
+    ("files", "a damaged checkpoint"): "`CheckpointError`: `the checksum of tensor`; `exit code 1`",
+    ("files", "a checkpoint of another class than `into`"):
+        "`CheckpointError`: `holds a sepsa.RLS, and into is a SepSA`",
+    ("files", "a small file that claims a large model"):
+        "`CheckpointError`: `for which the checkpoint is too small`, before the memory is taken",
+    ("files", "a table given to `sepsa inspect`"):
+        "`is a text, perhaps a CSV table, not a checkpoint of sepsa` and the command that learns it; `exit code 1`",
+    ("files", "a pickle given to `sepsa.load`"):
+        "`CheckpointError`: `is damaged or not a checkpoint of sepsa`; nothing in it runs",
+    ("files", "a FIFO or a device given to `sepsa.load` or `sepsa.save`"):
+        "`CheckpointError`: `is a device or a FIFO`; it is neither opened nor replaced",
+    ("files", "a checkpoint that another process writes"): "`CheckpointError`: `is being written by another process`",
+}  # fmt: skip
+
 
 def page_rows():
     """Interface, input and result of each row."""
@@ -416,13 +547,15 @@ def page_rows():
     return [tuple(cell.strip() for cell in line.strip("|").split(" | ")) for line in lines]
 
 
-@pytest.mark.parametrize(("interface", "given", "result"), page_rows())
+@pytest.mark.parametrize(
+    ("interface", "given", "result"), [*page_rows(), *((*given, told) for given, told in REFUSED.items())]
+)
 def test_what_the_table_says_happens(interface, given, result, tmp_path, monkeypatch, preloaded_bin):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", os.pathsep.join([str(preloaded_bin), os.environ["PATH"]]))
     if interface == "River":
         pytest.importorskip("river")
-    told = SHOWN[interface, given]()
+    told = ACTS[interface, given]()
     assert told.count("UserWarning") <= 1
     wanted = re.findall(r"`([^`]+)`", result)
     assert wanted, "a row names what the user sees"
@@ -430,7 +563,7 @@ def test_what_the_table_says_happens(interface, given, result, tmp_path, monkeyp
 
 
 def test_every_case_has_its_row():
-    assert {(interface, given) for interface, given, _ in page_rows()} == set(SHOWN)
+    assert {(interface, given) for interface, given, _ in page_rows()} == set(ACTS) - set(REFUSED)
 
 
 # ---------------------------------------------------------------------- mistakes that would train silently wrong

@@ -716,8 +716,8 @@ def test_recorded_large_blocks_are_those_of_torch(n, k, K, lam, labels, dtype):
         two.update(x, targets)
         with force("torch"):  # never recorded
             one.update(x, targets)
-    assert two._recorded.graphs
-    assert one._recorded is None
+    assert two._backend.memory.graphs
+    assert one._backend.name == "torch"
     assert one.steps == two.steps == 30
     tolerance = {"rtol": 1e-6, "atol": 1e-7} if dtype == torch.float32 else {"rtol": 1e-3, "atol": 1e-3}
     torch.testing.assert_close(heads[1].weight, heads[0].weight, **tolerance)
@@ -734,7 +734,7 @@ def test_a_recorded_large_block_refuses_bad_samples_and_changes_nothing(what):
     y = nn.functional.one_hot(y, 5).float() if what == "probability" else y
     for _ in range(12):
         solver.update(x, y)
-    assert solver._recorded.graphs
+    assert solver._backend.memory.graphs
     before, weight = copy.deepcopy(solver._state), linear.weight.clone()
     if what == "feature":
         x[3, 2] = math.nan
@@ -761,7 +761,7 @@ def test_a_ridge_is_chosen_between_recorded_blocks():
         two.update(x, y)
         with force("torch"):
             one.update(x, y)
-    assert two.best._recorded.graphs
+    assert two.best._backend.memory.graphs
     assert two.chosen == one.chosen
     torch.testing.assert_close(heads[1].weight, heads[0].weight, rtol=1e-5, atol=1e-6)
 
@@ -773,7 +773,7 @@ def vocabulary_head(bias=True, classes=20_003, **options):
     solver = SoftmaxNewton(ridge=10.0, **options).bind(linear)
     batches = [(torch.randn(1024, 64).bfloat16().cuda(), torch.randint(0, classes, (1024,)).cuda()) for _ in range(3)]
     solver.update(*batches[0])
-    assert solver._bounds is not None  # by this route
+    assert solver._backend.bounds is not None  # by this route
     return linear, solver, batches
 
 

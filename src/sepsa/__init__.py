@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sepsa._version import __version__
 from sepsa.states import REGISTERED_BY
+from sepsa.validation import needs_extra
 
 if TYPE_CHECKING:
     from sepsa import checkpoint as checkpoint
@@ -92,25 +93,14 @@ sys.modules[__name__].__class__ = _Package
 
 def __getattr__(name: str) -> Any:
     if name in _STREAM:
-        return getattr(_import_stream(name), name)
+        with needs_extra(f"sepsa.{name}", "stream"):
+            return getattr(importlib.import_module(_STREAM[name]), name)
     if name not in _LAZY:
         raise AttributeError(f"module 'sepsa' has no attribute {name!r}")
     for home, names in _CORE.items():
         module = importlib.import_module(f"sepsa.{home}")
         globals().update({each: getattr(module, each) for each in names})
     return globals()[name]
-
-
-def _import_stream(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(_STREAM[name])
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing == "sepsa":
-            raise
-        raise ModuleNotFoundError(
-            f"sepsa.{name} needs {missing}, which is not installed: pip install 'sepsa[stream]'", name=missing
-        ) from None
 
 
 def __dir__() -> list[str]:

@@ -259,7 +259,7 @@ def predict(
 @add_command(epilog=EXIT_CODES)
 def inspect(
     model: Annotated[Path, typer.Argument(help="A checkpoint: of `sepsa stream`, or written by sepsa.save.")],
-    as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for a program to read.")] = False,
 ) -> None:
     """Show what a checkpoint contains, its age, and whether it is intact."""
     with extras():

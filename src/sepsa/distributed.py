@@ -132,7 +132,7 @@ def wrapper_of(head: nn.Linear) -> DistributedDataParallel | None:
     """The DistributedDataParallel around a head, outside of its forward; slow, for failures alone."""
     for found in gc.get_objects():
         if issubclass(type(found), DistributedDataParallel) and any(module is head for module in found.modules()):
-            return found  # type: ignore[no-any-return]
+            return found
     return None
 
 

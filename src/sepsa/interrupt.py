@@ -1,9 +1,11 @@
-"""Defer Ctrl-C to the end of a step."""
+"""Steps that happen whole or not at all: Ctrl-C waits for their end, and an error leaves what was before."""
 
 from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -53,3 +55,11 @@ class DeferredInterrupt:
         if self.pending:
             frame, self.frame = self.frame, None
             self.handler(_SIGINT, frame)
+
+
+@contextmanager
+def whole_change(owner: Any) -> Iterator[Any]:
+    """A copy of the owner to change, whose attributes become the owner's at once if there is no error."""
+    other = owner.copy()
+    yield other
+    owner.__dict__.update(other.__dict__)

@@ -51,7 +51,7 @@ class JointOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Hand more parameters to the last optimizer."""
         super().add_param_group(param_group)  # which refuses those that an optimizer has
-        if "optimizers" in vars(self):
+        if hasattr(self, "optimizers"):
             try:
                 self.optimizers[-1].add_param_group(param_group)
             except BaseException:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, Literal, TypeVar, cast, overload
@@ -11,7 +10,6 @@ from typing import Any, Generic, Literal, TypeVar, cast, overload
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from sepsa.capture import PlainStep, Step, capture, check_devices
 from sepsa.distributed import join_ranks
@@ -29,21 +27,14 @@ from sepsa.model_parts import (
 )
 from sepsa.observe import Observation, Observations, Observer, prediction, ranks
 from sepsa.observe.observation import Collection, is_collection
-from sepsa.observe.rates import Rates
 from sepsa.observe.repeats import Repeats
-from sepsa.states.optimizer import (
-    check_base_state,
-    check_own_state,
-    numbered,
-    packed,
-    unpacked,
-)
+from sepsa.optimizer_state import SavedWithHeads
 from sepsa.validation import at_least, in_range
 
 S = TypeVar("S", bound=HeadSolver)
 
 
-class SepSA(Optimizer, Generic[S]):
+class SepSA(SavedWithHeads, Generic[S]):
     """Train a model's linear head by a stochastic Newton method and its body by a first-order optimizer.
 
     Choose it wherever the last layer is an `nn.Linear`. It is a `torch.optim.Optimizer`, so schedulers, hooks and
@@ -483,123 +474,6 @@ class SepSA(Optimizer, Generic[S]):
         given = param_group["params"]
         refuse_head_parameters(self.heads, [given] if isinstance(given, Tensor) else list(given))
         self.base.add_param_group(param_group)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the base optimizer's state and, under "sepsa", the solvers' states and SepSA's own."""
-        for before in self._optimizer_state_dict_pre_hooks.values():
-            before(self)
-        self._follow_dtype()
-        state = self.base.state_dict()
-        own = {
-            "head_fraction": self.head_fraction,
-            "generator": self._observers[0].generator.get_state(),
-            "body": self._body_shapes(),
-            "samples": self._observers[0].samples,
-            "rates": list(self._observers[0].rates),
-        }
-        if self._several:
-            own["heads"] = {observer.name: observer.solver.state_dict() for observer in self._observers}
-        else:
-            own["head"] = self.solver.state_dict()
-        state["sepsa"] = own
-        if "torch.distributed.checkpoint.state_dict" in sys.modules and state["param_groups"]:
-            # Its get_optimizer_state_dict refuses what belongs to no parameter of the groups, as the head's do not, and
-            # its set_optimizer_state_dict drops what belongs to a frozen one.
-            parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-            keys = [key for group in state["param_groups"] for key in group["params"]]
-            learns = (k for k, parameter in zip(keys, parameters, strict=True) if parameter.requires_grad)
-            first = next(learns, keys[0]) if keys else None
-            if first is not None:
-                state["state"] = state["state"] | {first: state["state"].get(first, {}) | {"sepsa": packed(own)}}
-        for after in self._optimizer_state_dict_post_hooks.values():
-            state = after(self, state) or state
-        return state
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a saved state.
-
-        Args:
-            state_dict: The result of `state_dict` of a SepSA on a model of the same shape.
-
-        Raises:
-            ValueError: The state does not fit; nothing changed.
-        """
-        state_dict = dict(state_dict)
-        for before in self._optimizer_load_state_dict_pre_hooks.values():
-            state_dict = before(self, state_dict) or state_dict
-        own = state_dict.pop("sepsa", None)
-        entries = state_dict.get("state")
-        entries = entries.items() if isinstance(entries, dict) else ()
-        under = [key for key, value in entries if isinstance(value, dict) and "sepsa" in value]
-        for key in under:
-            entry = dict(state_dict["state"][key])
-            carried = unpacked(f"state_dict['state'][{key!r}]['sepsa']", entry.pop("sepsa"))
-            own = carried if own is None else own
-            state_dict["state"] = state_dict["state"] | {key: entry}
-        if own is None:
-            raise ValueError(
-                f"state_dict must come from SepSA.state_dict(), got the keys {sorted(state_dict)}: "
-                "a plain base optimizer's state goes to optimizer.base.load_state_dict"
-            )
-        check_own_state(own, self._body_shapes())
-        heads = own.get("heads") or {self._observers[0].name: own["head"]}
-        if self._several != ("heads" in own) or set(heads) != set(self.heads):
-            raise ValueError(f"state_dict belongs to the heads {sorted(heads)}, this SepSA has {sorted(self.heads)}")
-        if under:
-            state_dict = numbered(state_dict)
-        check_base_state(state_dict, self.base)
-        self._load_heads(heads)
-        self.head_fraction = own["head_fraction"]
-        for observer in self._observers:
-            observer.generator.set_state(own["generator"].cpu())
-            observer.started_together, observer.samples = False, own["samples"]
-            observer.rates = Rates(*own["rates"])
-        self.base.load_state_dict(state_dict)
-        self._adopt_base()
-        for after in self._optimizer_load_state_dict_post_hooks.values():
-            after(self)
-
-    def _load_heads(self, states: dict[str, Any]) -> None:
-        """Load the states of all heads, or of none."""
-        loaded: list[tuple[HeadSolver, dict[str, Any]]] = []
-        try:
-            for name, solver in self.solvers.items():
-                before = solver.state_dict() if self._several else {}
-                solver.load_state_dict(states[name])  # checks before it changes anything
-                loaded.append((solver, before))
-        except BaseException:
-            for solver, before in loaded:
-                solver.load_state_dict(before)
-            raise
-
-    def _body_shapes(self) -> list[list[list[int]]]:
-        return [[list(p.shape) for p in group["params"]] for group in self.base.param_groups]
-
-    def _follow_dtype(self) -> None:
-        """Cast the base's moments after `model.double()` and the like, which cast the parameters alone."""
-        weight = self._observers[0].head._parameters.get("weight")  # four times as fast as `head.weight`
-        if weight is None or weight.dtype is self._dtype:
-            return
-        self._dtype = weight.dtype
-        for parameter, state in self.base.state.items():
-            for name, value in state.items():
-                if name != "step" and isinstance(value, Tensor) and value.is_floating_point():  # as torch's loader
-                    state[name] = value.to(parameter.dtype)
-
-    def _adopt_base(self) -> None:
-        # One list and one dict for both, so a scheduler on either is a scheduler on both.
-        self.param_groups = self.base.param_groups
-        self.state = self.base.state
-
-    def __getstate__(self) -> dict[str, Any]:
-        # As torch's optimizers: without hooks, and without the `step` of a scheduler, which belong to this object.
-        left = {"param_groups", "state", *vars(Optimizer), *vars(SepSA)}
-        kept = {name: value for name, value in vars(self).items() if name not in left}
-        return {name: value for name, value in kept.items() if not name.startswith(("_optimizer_", "_opt_called"))}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._adopt_base()
 
     def __repr__(self) -> str:
         if self._several:

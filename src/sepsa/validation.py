@@ -1,9 +1,10 @@
-"""Checks of numbers and words that users give. The error names the argument, what is valid and the value."""
+"""Checks of what users give and have installed. The error names the argument, what is valid and the value."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from numbers import Integral, Real
 
 
@@ -52,3 +53,17 @@ def one_of(name: str, value: str, valid: Iterable[str]) -> str:
     if value not in valid:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, valid))}, got {value!r}")
     return value
+
+
+@contextmanager
+def needs_extra(what: str, extra: str) -> Iterator[None]:
+    """Name the extra in the error for a package that is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing == "sepsa":
+            raise
+        raise ModuleNotFoundError(
+            f"{what} needs {missing}, which is not installed: pip install 'sepsa[{extra}]'", name=missing
+        ) from None

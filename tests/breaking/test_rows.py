@@ -76,7 +76,7 @@ def stream(folder, data, rng, name="t.csv", **more):
         target="y",
         predictions=folder / "out.csv",
         quarantine=folder / "q.csv",
-        reading={"sep": ","},
+        sep=",",
         **more,
     )
     code = command.stream(settings)

@@ -223,6 +223,33 @@ def test_a_committee_is_the_mean_of_its_members():
     np.testing.assert_allclose(leverage, committee.inflation * np.mean(each, axis=0))
 
 
+def test_intervals_stay_true_while_a_fitted_model_with_many_inputs_goes_on_to_learn():
+    rng = np.random.default_rng(0)
+    size = np.exp(rng.standard_normal((600, 1)))  # of a row, and of its noise: the variance goes with the leverage
+    X = size * rng.standard_normal((600, 80))
+    Y = X @ rng.standard_normal((80, 3)) / 3 + size * rng.standard_normal((600, 3))
+    model, inside = SepSARegressor(random_state=0, max_iter=1).fit(X[:300], Y[:300]), []
+    assert model._learner.inflation > 1
+    for i in range(300, 600):
+        mean, std = model.predict(X[i : i + 1], return_std=True)
+        inside.append(np.abs(mean - Y[i]) <= 1.645 * std)
+        model.partial_fit(X[i : i + 1], Y[i : i + 1])
+    assert 0.86 < np.mean(inside[:100]) < 0.96
+    assert 0.86 < np.mean(inside[100:]) < 0.96
+
+
+def test_intervals_of_a_stream_with_experts_and_many_inputs_hold_nine_tenths():
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((900, 60))
+    Y = X[:, :3] + 0.5 * X[:, 3:6] + rng.standard_normal((900, 3))
+    model, inside = SepSARegressor(random_state=0).partial_fit(X[:100], Y[:100]), []
+    for i in range(100, 900):
+        mean, std = model.predict(X[i : i + 1], return_std=True)
+        inside.append(np.abs(mean - Y[i]) <= 1.645 * std)
+        model.partial_fit(X[i : i + 1], Y[i : i + 1])
+    assert 0.88 < np.mean(inside) < 0.92
+
+
 def test_an_estimator_learns_by_all_members_or_by_none(monkeypatch):
     X, Y = table()
     model = SepSARegressor(random_state=0, max_iter=1).fit(X, Y[:, 0])

@@ -75,7 +75,8 @@ def twins(hidden=(12,), activation="relu", optimizer="adam", batch=1, skip=False
         5, 2, hidden, activation=activation, optimizer=optimizer, batch=batch, skip=skip, ridge=ridge,
         forgetting=forgetting, dtype=np.float64, seed=3, **options,
     )  # fmt: skip
-    engine.set_head(np.random.default_rng(4).standard_normal(engine.head.shape))
+    for part in ("W", "PRIOR"):
+        engine.memory(part, "heads")[:] = np.random.default_rng(4).standard_normal(engine.head.shape)
     model = Twin(engine, activation, skip)
     solver = RLS(ridge=ridge, forgetting=forgetting, bias_ridge="ridge")
     if not hidden:

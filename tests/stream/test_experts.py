@@ -326,14 +326,14 @@ def test_a_positive_target_that_multiplies_is_learned_by_its_logarithm():
     y = 5 * np.exp(X @ [1.0, -0.7, 0.4] + 0.1 * rng.normal(size=1200))
     learner = StreamLearner(3, 1, regression=True, **OPTIONS)
     learner.learn(X, y[:, None])
-    losses = dict(zip(learner.engine.expert_names, learner.engine.memory("LOSS", "mixture"), strict=False))
+    losses = dict(zip(learner.engine.chosen["experts"], learner.engine.memory("LOSS", "mixture"), strict=False))
     assert losses["log products"] < 0.5 * losses["products"]
     learner.learn(X[:1], np.array([[-1.0]]))  # from now on they answer as the network does
     assert learner.engine.memory("ORIGIN", "log products")["value"] == 0
     before = learner.engine.memory("LOSS", "mixture").copy()
     assert np.isfinite(learner.learn(X[:300], y[:300, None])).all()
     added = learner.engine.memory("LOSS", "mixture") - stack.DISCOUNT**300 * before
-    names = learner.engine.expert_names
+    names = list(learner.engine.chosen["experts"])
     assert added[names.index("log trees")] == pytest.approx(added[0]) == added[names.index("log products")]
 
 
@@ -369,8 +369,8 @@ def test_an_engine_has_the_experts_of_its_table():
     engine = Engine(4, 1, experts=(), table=few)
     engine.learn(X, y[:, None])
     copy = pickle.loads(pickle.dumps(engine))
-    assert "mean" not in copy.expert_names
-    assert copy.expert_names == engine.expert_names
+    assert "mean" not in copy.chosen["experts"]
+    assert list(copy.chosen["experts"]) == list(engine.chosen["experts"])
     assert np.array_equal(copy.learn(X, y[:, None]), engine.learn(X, y[:, None]))
 
 
@@ -379,7 +379,7 @@ def test_an_expert_that_a_state_lacks_begins_at_its_prior_weight():
     engine = StreamLearner(4, 1, regression=True, **OPTIONS).engine
     engine.learn(X, y[:, None])
     state, whole = engine.state_dict(), engine.chosen["experts"]
-    mixture, at = state["mixture"], engine.expert_names.index("products")
+    mixture, at = state["mixture"], list(engine.chosen["experts"]).index("products")
     del state["experts"]["products"], mixture["experts"][at]
     for name in ("LOSS", "WEIGHT"):
         mixture[name] = np.delete(mixture[name], at)

@@ -166,7 +166,7 @@ def test_a_new_leader_has_the_lead_over_all_others_and_one_event_makes_none(monk
     for row in errors:
         lead = row[leader] - row
         known[:, :2] += rate * (np.stack([lead, lead**2], 1) - known[:, :2])
-        leader = choice.follow_leader.py_func(known, leader, rate / (2 - rate), 2.0)
+        leader = choice.follow_leader.py_func(known, leader, -1, rate / (2 - rate), 2.0)
         led.append(leader)
     assert led[-1] == 2
     recent = rate * (1 - rate) ** np.arange(600)[::-1] @ errors
@@ -177,7 +177,7 @@ def test_a_new_leader_has_the_lead_over_all_others_and_one_event_makes_none(monk
     for row in alike:
         known[1, :2] += rate * (np.array([row[0] - row[1], (row[0] - row[1]) ** 2]) - known[1, :2])
         assert (
-            choice.follow_leader.py_func(known.copy(), 0, 10 * rate / (2 - rate), 2.0) == 0
+            choice.follow_leader.py_func(known.copy(), 0, -1, 10 * rate / (2 - rate), 2.0) == 0
         )  # errors of ten rows ahead
 
 
@@ -491,6 +491,36 @@ def test_a_trend_is_followed_at_every_step(seasons):
     assert np.abs(made - y[148:]).max() < 5  # the last value is wrong by 24, and that of a season too
 
 
+def smoothing(y, period, level_rate, trend_rate, season_rate, damped, ahead):
+    """The forecasts (rows, ahead) by exponential smoothing, in the textbook form; a period of 0 is none."""
+    level, trend, season, made = y[0], 0.0, np.zeros(max(period, 1)), []
+    for t, value in enumerate(y):
+        slot = t % period if period else 0
+        if t == period and period:
+            level, season = y[:period].mean(), y[:period] - y[:period].mean()
+        if t >= max(period, 1):
+            before, level = level, level_rate * (value - season[slot]) + (1 - level_rate) * (level + damped * trend)
+            trend = trend_rate * (level - before) + (1 - trend_rate) * damped * trend
+            if period:
+                season[slot] += season_rate * (value - level - season[slot])
+        else:
+            level = value
+        steps = np.arange(1, ahead + 1)
+        made.append(level + trend * np.cumsum(damped**steps) + (season[(t + steps) % period] if period else 0.0))
+    return np.array(made)
+
+
+def test_exponential_smoothing_equals_its_textbook_form():
+    t, rng = np.arange(200), np.random.default_rng(0)
+    y = 0.3 * t + 10 * np.sin(2 * np.pi * t / 12) + rng.normal(size=200)
+    model = SepSAForecaster(5, seasons=(12,)).fit(y)._model
+    shared, smoothed = model.memory.of("shared"), model.memory("SMOOTHED", "stack")
+    for i, rates in enumerate(choice.SMOOTHING):
+        expected = smoothing(y, 12 if i else 0, *rates, 5)[-5:]
+        ring = smoothed[np.arange(195, 200) % 5, 0, :, i] * shared("SCALE") + shared("MEAN")
+        np.testing.assert_allclose(ring, expected, rtol=1e-9)
+
+
 def test_a_file_without_trends_forecasts_as_before_and_continues():
     t, rng = np.arange(400), np.random.default_rng(0)
     y = 10 * np.sin(2 * np.pi * t / 5) + rng.normal(size=400)
@@ -503,15 +533,17 @@ def test_a_file_without_trends_forecasts_as_before_and_continues():
         lag = np.repeat(shared["LAGS"][:, :1], before, 1)
         lag[:, kept % before] = shared["LAGS"][:, kept % n]
         stack |= {
-            "KNOWN": stack["KNOWN"][:bases],
+            "KNOWN": np.moveaxis(stack["KNOWN"], 2, 0)[:bases],
             "MISSED": np.concatenate([stack["MISSED"][:bases], stack["MISSED"][-3:]]),
             "LEADER": stack["LEADER"] % bases,
         }
+        for name in ("SMOOTH", "INDEX", "SMOOTHED"):
+            del stack[name]
         shared |= {"LAGS": np.tile(lag, 2)}
         other = SepSAForecaster(4, seasons=seasons, lags=lags)
         other.load_state_dict(state)
         assert other.forecast() == model.forecast()
-        assert (other.state_dict()["model"]["stack"]["KNOWN"][:bases] == stack["KNOWN"]).all()
+        assert (np.moveaxis(other.state_dict()["model"]["stack"]["KNOWN"], 2, 0)[:bases] == stack["KNOWN"]).all()
         errors = np.abs(other.prequential(y[rows:])[100:-1, 0] - y[rows + 101 :])
         assert errors.mean() < 3  # the last value is wrong by 7
 

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.base import clone
 
@@ -257,6 +258,62 @@ def test_late_rows_and_rows_at_one_time_change_the_lags():
     assert model._history.Y[-1, 23, 0] == pytest.approx(y[-1] + 1)
 
 
+def test_a_block_is_learned_with_all_rows_of_its_last_time():
+    y, X = day_series(8)
+    times, twice = hours(len(y)), [*range(len(y) - 1), len(y) - 1, len(y) - 1]
+    ahead = [{0: 0.0}] * 24
+    for split in (23, 5):  # the hour whose value comes in two rows
+        parts = [(i, half) for i in range(len(y)) for half in ((0.25, 0.75) if i % 24 == split else (1.0,))]
+        at = [i for i, _ in parts]
+        halves = blocks(same_time="sum")
+        halves.update([share * y[i] for i, share in parts], X[at], times=[times[i] for i in at])
+        assert halves.forecast(xs=ahead) == blocks(same_time="sum").update(y, X, times=times).forecast(xs=ahead)
+    one = blocks(same_time="last").update(y[twice], X[twice], times=[times[i] for i in twice])
+    assert one.rows == len(y)
+
+
+def test_inputs_of_a_day_of_25_hours_are_used_at_its_midnight():
+    times = hours(24 * 14, datetime(2026, 10, 11), "Europe/Berlin")  # 2026-10-25 has an hour twice
+    hour = np.array([[float(time.hour)] for time in times])
+    model = blocks().update(np.sin(hour[:, 0]), hour, times=times)
+    ahead = model.times()
+    made = model.predict(X=[[float(time.hour)] for time in ahead])
+    assert [time.hour for time in ahead[:5]] == [0, 1, 2, 2, 3]
+    assert np.abs(made - np.sin([time.hour for time in ahead])).max() < 0.2
+
+
+@pytest.mark.parametrize("way", ["fit", "update"])
+def test_a_value_far_outside_all_before_is_missing_and_several_are_a_new_level(way):
+    y, X = day_series(10)
+    wild, none = y.copy(), y.copy()
+    wild[-30], none[-30] = 1e6, np.nan
+    model, missing = (getattr(blocks(seasons=(24, 168)), way)(each, X) for each in (wild, none))
+    assert model.predict(X=X[:24]).tolist() == missing.predict(X=X[:24]).tolist()
+    assert model.outliers_ == missing.outliers_ + 1
+    assert pickle.loads(pickle.dumps(model)).outliers_ == model.outliers_
+    new = y.copy()
+    new[-24:] += 1e6
+    assert getattr(blocks(seasons=(24, 168)), way)(new, X)._history.Y[-1].min() > 9e5
+
+
+def test_frames_of_inputs_have_the_times_of_the_values_and_of_the_rows_ahead():
+    y, X = day_series(8)
+    index = pd.date_range(MONDAY, periods=len(y), freq="h")
+    y, X = pd.Series(y, index), pd.DataFrame(X, index)
+    for every in (1, 24):
+        model = SepSAForecaster(24, every=every, known_ahead=True)
+        for wrong in (X[24:-24], X[23::-1]):
+            with pytest.raises(ValueError, match=r"X must have the times of Y, got others in .* rows, first in row 0"):
+                model.update(y[: len(wrong)], wrong)
+        model.update(y[:-24], X[:-24])
+        made = model.predict(X=X[-24:])
+        assert made.index.equals(index[-24:])
+        assert made.tolist() == model.predict(X=X[-24:].to_numpy()).tolist()
+        for wrong in (X[-48:-24], X[:-25:-1]):
+            with pytest.raises(ValueError, match="X must have the times of the rows ahead, 2026-01-12 00:00:00 in"):
+                model.predict(X=wrong)
+
+
 def test_several_series_with_a_horizon_of_two_blocks_are_learned_together():
     y, _ = day_series(30)
     Y = np.column_stack([y, 2 * y + 5])
@@ -313,7 +370,7 @@ def test_a_damaged_state_is_refused_by_its_name_and_changes_nothing():
     good = model.state_dict()
     blocks_of = good["model"]
     wrong = {
-        "place": [blocks_of["place"][:4], [*blocks_of["place"][:4], 2, 0], [0, -1, *blocks_of["place"][2:]]],
+        "place": [blocks_of["place"][:4], [*blocks_of["place"][:4], 2, 0], [0, -1, *blocks_of["place"][2:]], [0] * 8],
         "Y": [blocks_of["Y"][:, :, :3], np.full_like(blocks_of["Y"], 1e300), blocks_of["Y"][:, :0]],
         "E": [blocks_of["E"][1:], None],
         "residuals": [blocks_of["residuals"][:, :, :1], np.zeros((999, 1, 4))],

@@ -257,3 +257,13 @@ def test_blocks_are_forecast_with_inputs_known_ahead(tmp_path):
     assert "--predictions must be left out with --every and --known-ahead" in message
     source.write_text("\n".join(["date,y,x", *cells[:-5]]) + "\n")
     assert "needs 24 rows without a target at the end" in run(source, *options, code=2).stderr
+    for every in (24, 1):  # an hour that is left out ahead would move the inputs of all later ones
+        later = f"{start + timedelta(hours=24 * 16)},,0.5"
+        source.write_text("\n".join(["date,y,x", *cells[:-20], *cells[-19:], later]) + "\n")
+        message = run(source, *options, "--every", every, code=2).stderr
+        assert "row 5 of them must be at 2026-01-20 04:00:00, got 2026-01-20 05:00:00" in message
+    late = [cell.replace(cell.split(",")[1], "") if i >= 24 * 14 else cell for i, cell in enumerate(cells)]
+    source.write_text("\n".join(["date,y,x", *late]) + "\n")
+    result = run(source, *options)
+    assert "the last 24 are forecast, and 24 before them count as missing values" in result.stderr
+    assert rows_of(result.stdout)[0]["time"].startswith("2026-01-20")

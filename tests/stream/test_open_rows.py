@@ -103,6 +103,8 @@ def test_a_wrong_identifier_or_target_changes_nothing(n):
     ):
         with pytest.raises(ValueError, match=message):
             model.learn_one(**arguments)
+    with pytest.raises(ValueError, match="id must name a sample, got nan"):
+        model.predict_one(SAMPLE, id=float("nan"))
     with pytest.raises(ValueError, match="id 'open' is open for another sample: learn its target first"):
         model.predict_one(OTHER, id="open")
     with pytest.raises(ValueError, match=r"x\['a'\] must be a finite number"):

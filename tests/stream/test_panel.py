@@ -142,12 +142,30 @@ def test_inputs_of_the_rows_ahead_must_be_there():
         model.fit(long(inputs=True))
         ahead = long(start=50, stop=53, inputs=True)
         for missing, message in (
-            (ahead[ahead["unique_id"] != "v"], "got none of series 'v' at 2026-02-20"),
-            (ahead.drop(index=2), "got none of series 'u' at 2026-02-22"),
+            (ahead[ahead["unique_id"] != "v"], "series 'v': X_df .* got none at 2026-02-20"),
+            (ahead.drop(index=2), "series 'u': X_df .* got none at 2026-02-22"),
+            (pd.concat([ahead, ahead[1:2].assign(price=99.0)]), "series 'u': X_df .* got two at 2026-02-21"),
             (ahead.drop(columns="price"), "X_df must have the columns"),
         ):
             with pytest.raises(ValueError, match=message):
                 model.predict(3, missing)
+        model.fit(long())
+        with pytest.raises(ValueError, match="X_df must be None where the frames that were learned have no inputs"):
+            model.predict(3, ahead)
+
+
+def test_an_error_of_blocks_names_the_series_and_changes_nothing():
+    days = [long(start=start, stop=start + 18) for start in (0, 18)]  # the first ones end with a Sunday
+    with SepSAPanelForecaster(SepSAForecaster(2, every=7, lags=700, seasons=(), step="day")) as model:
+        made = model.fit(days[0]).predict()
+        wide = pd.concat([days[1], pd.DataFrame(np.ones((54, 300)))], axis=1)
+        for wrong, message in ((wide, "series 'u': every must be such"), (days[0][:0], "df must have rows to learn")):
+            with pytest.raises(ValueError, match=message):
+                model.fit(wrong)
+        pd.testing.assert_frame_equal(model.predict(), made)
+        model.update(long("v", 18, 21))
+        with pytest.raises(ValueError, match="series 'v': the 2 rows that are forecast every 7 rows have come"):
+            model.predict()
 
 
 def test_the_start_has_learned_nothing_and_tells_the_step_of_single_rows():
@@ -157,5 +175,5 @@ def test_the_start_has_learned_nothing_and_tells_the_step_of_single_rows():
             SepSAPanelForecaster(start)
     with SepSAPanelForecaster(SepSAForecaster(3)) as model:
         model.fit(long("u", stop=1))
-        with pytest.raises(ValueError, match="series 'u' has too few rows to tell the time between two of them"):
+        with pytest.raises(ValueError, match="series 'u': it has too few rows to tell the time between two of them"):
             model.predict()

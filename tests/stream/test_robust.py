@@ -121,7 +121,8 @@ def test_the_module_is_the_engines_body():
     assert FourierFeatures(3, 2000).weight.std().item() == pytest.approx(float(wide.std()), rel=0.05)
     module = FourierFeatures(3, 8).double()
     module.load_state_dict({"weight": torch.tensor(weight), "bias": torch.tensor(bias)})
-    engine.set_head(np.random.default_rng(0).standard_normal((1, 12)))
+    for part in ("W", "PRIOR"):
+        engine.memory(part, "heads")[:] = np.random.default_rng(0).standard_normal((1, 12))
     X = np.random.default_rng(1).standard_normal((5, 3))
     features = module(torch.tensor(X)).detach().numpy()
     assert features.shape == (5, module.out_features)

@@ -8,16 +8,12 @@ from typing import Any
 
 import numpy as np
 
-try:
+from sepsa.stream.forecast.forecaster import SepSAForecaster
+from sepsa.validation import needs_extra
+
+with needs_extra("sepsa.engines.sktime", "sktime"):
     import pandas as pd
     from sktime.forecasting.base import BaseForecaster
-except ModuleNotFoundError as error:
-    missing = (error.name or "").partition(".")[0]
-    raise ModuleNotFoundError(
-        f"sepsa.engines.sktime needs {missing}, which is not installed: pip install 'sepsa[sktime]'", name=missing
-    ) from None
-
-from sepsa.stream.forecast.forecaster import SepSAForecaster
 
 
 class SktimeForecaster(BaseForecaster):  # type: ignore[misc]

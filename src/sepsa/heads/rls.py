@@ -1,39 +1,34 @@
 """Recursive least squares: the stochastic Newton method of the paper's equations 12-18.
 
-The mathematics is in `math.least_squares`, whose symbols are used here; `backends.choose` decides what computes it.
+The mathematics is in `math.least_squares`, whose symbols are used here; `backends.held_state` holds the state.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
-from typing import Any, Literal, cast
+from collections.abc import Callable
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sepsa.heads.backends import choose
-from sepsa.heads.backends.captured_least_squares import CapturedState
-from sepsa.heads.backends.choose import Backend, Counters, HoldsState, Problem, UpdateSize
-from sepsa.heads.backends.torch_least_squares import TorchBackend
+from sepsa.heads.backends.choose import Problem
+from sepsa.heads.backends.held_state import HeldByBackend, without_pending
 from sepsa.heads.base import checks, health
-from sepsa.heads.base.checks import check_outputs, check_rows, explain_nonfinite, own_parameters
-from sepsa.heads.base.exact import ExactArithmetic
+from sepsa.heads.base.checks import check_outputs, check_rows, explain_nonfinite
 from sepsa.heads.base.parameters import bias_words, commit, follow, ridges, start, store
 from sepsa.heads.base.rls_state import RLSSettings, read_root, write_root
 from sepsa.heads.math import evidence, least_squares
 from sepsa.heads.math.anneal import annealed_forgetting, ridge_weight
 from sepsa.heads.math.evidence import Choice
-from sepsa.heads.math.least_squares import PENDING, SAMPLES, STEPS, LeastSquaresState
+from sepsa.heads.math.least_squares import SAMPLES, STEPS
 from sepsa.heads.math.ridge import due
 from sepsa.validation import in_range
 
-_SIZES = 64  # numbers of rows for which the choice of a backend is remembered
 
-
-class RLS(ExactArithmetic):
+class RLS(HeldByBackend):
     """Train a linear head by recursive least squares: an exact Newton step on the squared loss per update.
 
     Choose it for regression where a p x p matrix fits in memory, p the number of features and the bias. After any
@@ -87,11 +82,9 @@ class RLS(ExactArithmetic):
         (torch.Size([3, 1]), torch.Size([3, 1]))
     """
 
-    _problem: Problem
     learns_moments = True  # rows with equal second moments are equal to it: see sepsa.distributed
     forgets = True  # in the next update; see `sepsa.heads.Forgets`
-    _ratio, _epoch = 1.0, None  # of `anneal`
-    _looked = -1  # the number of updates when evidence last looked at the ridge
+    _ratio = 1.0  # of `anneal`
 
     def __init__(
         self,
@@ -117,24 +110,6 @@ class RLS(ExactArithmetic):
         problem = self._problem_for(linear, self._choice)
         self._recent = health.Recent(problem.prior)
         self._continue(problem, least_squares.start(problem.prior, problem.ridge), np.zeros(5))
-
-    def _problem_for(self, linear: nn.Linear, choice: Choice) -> Problem:
-        """The prior and the ridges of a choice, in memory of their own."""
-        initial = self._initial = self._initial.to(linear.weight.device)
-        prior = evidence.about(initial, choice.scale, linear.bias is not None)
-        return Problem(linear, prior, ridges(linear, choice.ridge, self.bias_ridge, initial))
-
-    def _ready(self) -> nn.Linear:
-        self._read()
-        return self._problem.linear
-
-    def _continue(self, problem: Problem, state: LeastSquaresState, counters: Counters) -> None:
-        """Make this the state; the next update chooses its backend."""
-        self._problem = problem
-        self._captured: CapturedState | None = None  # what recordings of captured steps write to
-        self._backend: HoldsState = TorchBackend(problem, state, counters)
-        self._place: tuple[Any, ...] = ()  # where the head lay when the backend was chosen
-        self._chosen: dict[int, str] = {}  # the backends of updates by their number of rows
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the settings, without the head's weights, which are in the `nn.Linear`."""
@@ -173,67 +148,12 @@ class RLS(ExactArithmetic):
         self._head()
         return self._choice.ridge
 
-    @property
-    def backend(self) -> str:
-        """The backend that computes an update of one row: "numba" (compiled), "graph" (CUDA graphs) or "torch"."""
-        self._read()
-        return choose.choose("least squares", self._case(1)).backend
-
-    def __getstate__(self) -> dict[str, Any]:
-        if self.linear is None:
-            return vars(self)
-        left_out = ("_backend", "_captured", "_place", "_chosen")
-        return {name: value for name, value in vars(self).items() if name not in left_out} | {"_saved": self._read()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        saved = state.pop("_saved", None)
-        vars(self).update(state)
-        if saved is not None:
-            self._continue(self._problem, *saved)
-
     def __repr__(self) -> str:
         head = "" if self.linear is None else f"{self._shape_words()}, backend={self.backend}"
         ridge = self.ridge if isinstance(self.ridge, str) else f"{self.ridge:g}"
         if self.ridge == "evidence" and self.linear is not None:
             ridge = f"evidence, now {self._choice.ridge:.3g}"
         return f"RLS(ridge={ridge}, forgetting={self.forgetting:g}{bias_words(self.bias_ridge)}{head})"
-
-    def _read(self) -> tuple[LeastSquaresState, Counters]:
-        """The state and its counters, on the device of the head."""
-        device = self._head().weight.device
-        state, counters = self._backend.read()
-        if self._captured is not None and self._backend is self._captured and self.ridge == "evidence":
-            known, steps = self._captured.known
-            self._captured.counters, self._captured.known = counters, (float(counters[SAMPLES]), int(counters[STEPS]))
-            self._choose_ridge(known, steps, self._annealed)
-            state, counters = self._backend.read()
-        if self._problem.prior.device != device:
-            state = state.map(lambda part: part.to(device))
-            problem = self._problem_for(self._problem.linear, self._choice)
-            problem.ridge.copy_(self._problem.ridge)  # which annealing may have raised
-            self._continue(problem, state, counters)
-        return state, counters
-
-    def _case(self, rows: int) -> UpdateSize:
-        weight, prior = self._head().weight, self._problem.prior
-        kind = weight.device.type, prior.dtype, prior.shape[1], len(prior), rows
-        return UpdateSize(*kind, head_dtype=weight.dtype, contiguous=weight.is_contiguous())
-
-    def _backend_for(self, rows: int) -> Backend:
-        """The backend of an update of this many rows, which continues from the state of the one before."""
-        linear = self._problem.linear
-        weight, bias = own_parameters(linear)
-        place = weight.data_ptr(), None if bias is None else bias.data_ptr(), choose.forced()
-        moved = place != self._place  # another device, dtype or memory of the head
-        if moved or self._chosen.get(rows) != self._backend.name:
-            state, counters = self._read()
-            chosen = choose.choose("least squares", self._case(rows))
-            if moved or self._backend.name != chosen.backend:
-                self._backend = chosen.load()(self._problem, state, counters)
-            known = {} if moved or len(self._chosen) >= _SIZES else self._chosen
-            self._chosen = known | {rows: self._backend.name}
-            self._place = place  # last: an interrupt before lets the next update begin again
-        return cast(Backend, self._backend)
 
     # ------------------------------------------------------------------ learning
 
@@ -410,116 +330,7 @@ class RLS(ExactArithmetic):
 
         commit(write)
 
-    def checkpoint(self) -> Any:
-        """Return what `rollback` needs to undo the next update: references and small copies of the state."""
-        place, (weight, _) = self._place, own_parameters(self._head())
-        # This runs at every step, and `_read` costs as much as the copies.
-        if not place or weight.data_ptr() != place[0]:
-            self._read()
-        return self._eager().checkpoint(), self._choice
-
-    def rollback(self, checkpoint: Any) -> None:
-        """Restore the state and the head's weights as they were at a checkpoint.
-
-        Args:
-            checkpoint: The result of `checkpoint`.
-        """
-        self._read()
-        own, choice = checkpoint
-        backend = self._eager()
-        if choice != self._choice:
-            _, prior, ridge = self._problem_for(self._head(), choice)
-            backend.penalize(prior, ridge)
-            self._choice = choice
-        self._looked = -1
-        backend.undo(own)
-
-    def _eager(self) -> Backend:
-        """A backend that learns outside of a graph, with the state as it is."""
-        if self._backend is self._captured:
-            state, counters = self._backend.read()
-            self._backend, self._place = TorchBackend(self._problem, state.copy(), counters), ()
-        return cast(Backend, self._backend)
-
-    # ------------------------------------------------------------------ learning inside a CUDA graph
-
-    @torch.no_grad()
-    def prepare_capture(self) -> Hashable:
-        """Copy the state to the memory that captured updates write, if the head was changed elsewhere since.
-
-        Returns:
-            The addresses and settings on which a recording depends.
-        """
-        linear, (state, counters), captured = self._head(), self._read(), self._captured
-        if captured is None or not captured.lies_in(linear):
-            captured = CapturedState(self._problem, state)
-        if self._backend is not captured:
-            captured.load(state, counters)
-        captured.W.copy_(follow(linear, captured.W))
-        captured.known = float(counters[SAMPLES]), int(counters[STEPS])
-        self._captured = self._backend = captured
-        self._place = ()
-        lam = self._annealed
-        if self._epoch is not None and self.ridge != "evidence":
-            self._weigh_ridge(float(counters[SAMPLES]) / self._epoch)
-        return *captured.place, *captured.forget(lam)
-
-    @torch.no_grad()
-    def update_captured(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Learn samples inside a CUDA graph, without synchronizing with the host.
-
-        Args:
-            features: Inputs of the head (..., in_features).
-            targets: Targets (..., out_features).
-
-        Returns:
-            A boolean scalar on the device: False where a value was not finite, so that nothing was learned.
-        """
-        if self._captured is None or self._backend is not self._captured:
-            raise RuntimeError("update_captured needs prepare_capture() first")
-        return self._captured.update(features, targets)
-
-    def replays(self, rows: int) -> int | None:
-        """Return how many recorded updates of `rows` rows may run before `prepare_capture` chooses the ridge again.
-
-        Args:
-            rows: Number of rows of an update.
-
-        Returns:
-            The number of updates; None where a number fixes the ridge.
-        """
-        if self.ridge != "evidence" or self._captured is None:
-            return None
-        lam = self._annealed
-        return evidence.updates_until(self._captured.known[0], rows, lam)
-
-    @torch.no_grad()
-    def finish_captured(self) -> None:
-        """Compute the curvature after the last `update_captured`; no forward or backward pass reads it."""
-        if self._captured is not None:
-            self._captured.finish()
-
     def _at_bind(self) -> Problem:
         """The prior and the ridges before any sample, by which two heads may be merged."""
         by_evidence = self.ridge == "evidence"
         return self._problem_for(self._head(), Choice(evidence.START, 1.0)) if by_evidence else self._problem
-
-    def _take(self, state: LeastSquaresState, counters: Counters, choice: Choice | None = None) -> None:
-        """Make this the state, with a choice of the ridge where one is given, and its W the weights of the head."""
-        backend, linear = self._backend, self._problem.linear
-        head = state.W.to(linear.weight.dtype)
-        chosen = None if choice is None else self._problem_for(linear, choice)
-
-        def write() -> None:
-            if choice is not None and chosen is not None:
-                backend.penalize(chosen.prior, chosen.ridge)
-                self._choice, self._looked = choice, int(counters[STEPS])
-            backend.load(state, counters)
-            store(linear, head)
-
-        commit(write)
-
-
-def without_pending(counters: Counters) -> Counters:
-    """The counters of a state with nothing gathered in H."""
-    return np.array([*counters[:PENDING], 0.0, 0.0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Sequence
 from typing import Any, Literal
 
@@ -12,30 +11,13 @@ from torch.nn import functional
 
 from sepsa.heads.backends import many_classes
 from sepsa.heads.backends.captured_cross_entropy import CapturedSoftmax
-from sepsa.heads.backends.choose import UpdateSize, choose
-from sepsa.heads.backends.recorded_cross_entropy import Kind, RecordedBlocks, block_rows, product_precision
+from sepsa.heads.backends.choose import UpdateSize, choose, forced
+from sepsa.heads.backends.torch_cross_entropy import Samples, TorchBackend
 from sepsa.heads.base import parameters
 from sepsa.heads.base.checks import check_labels, check_outputs, check_rows, explain_nonfinite, is_integer
 from sepsa.heads.base.newton import NewtonHead, check_count, weights_setting
-from sepsa.heads.math.cross_entropy import (
-    TOLERANCE,
-    CrossEntropyState,
-    UpdateSettings,
-    both,
-    class_factors,
-    finish_large,
-    is_large,
-    learned,
-    look_large,
-    probabilities_of,
-    start,
-    with_curvature,
-    with_root,
-)
+from sepsa.heads.math.cross_entropy import TOLERANCE, UpdateSettings, both, class_factors, probabilities_of, start
 from sepsa.validation import is_number
-
-# A state with T, because a block would have lost digits or something has read T, gets A at one update in so many.
-TRY_AGAIN = 8
 
 
 class SoftmaxNewton(NewtonHead):
@@ -80,6 +62,10 @@ class SoftmaxNewton(NewtonHead):
     """
 
     settings = ("forgetting", "label_smoothing", "class_weight")
+    _not_copied = ("_captured", "_backend")  # recordings stay with the original
+    _captured: CapturedSoftmax | None = None  # what recordings of captured steps write to
+    _backend: TorchBackend | None = None  # of other updates
+    _chosen_by: tuple[str, str | None] | None = None  # the device and the forced backend for which it was chosen
 
     def __init__(
         self,
@@ -93,9 +79,6 @@ class SoftmaxNewton(NewtonHead):
         super().__init__(ridge, forgetting, bias_ridge)
         self.label_smoothing = smoothing(label_smoothing)
         self.class_weight = weights_setting("class_weight", class_weight, "a class")
-        self._captured: CapturedSoftmax | None = None  # what recordings of captured steps write to
-        self._recorded: RecordedBlocks | None = None  # what recordings of large blocks write to
-        self._bounds: many_classes.Bounds | None = None  # of the state, after a block of many classes
 
     # ------------------------------------------------------------------ state
 
@@ -118,16 +101,10 @@ class SoftmaxNewton(NewtonHead):
     def checkpoint(self) -> Any:
         """Return what `rollback` restores: a copy of the head's weights and references to the rest of the state."""
         (state, *rest), head = super().checkpoint()
-        if any(memory is not None and state.W is memory.now.W for memory in (self._captured, self._recorded)):
+        captured, backend = self._captured, self._backend
+        if (captured is not None and state.W is captured.now.W) or (backend is not None and backend.owns(state)):
             state = state.copy()  # recordings write into these
         return (state, *rest), head
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {
-            "_captured": None,
-            "_recorded": None,
-            "_bounds": None,
-        }  # recordings stay with the original
 
     def class_shares(self) -> Tensor:
         """Return s (out_features,): the curvature of class k is s_k A, and the covariance of its weights B / s_k."""
@@ -207,40 +184,22 @@ class SoftmaxNewton(NewtonHead):
         """
         linear = self._located()
         self._check(linear, features, targets, sample_weight)
-        many = many_classes.serves(linear, features, targets, self.label_smoothing)
-        if many and self._learn_many(linear, features, targets, sample_weight):
-            return
-        updates, large = self._updates_now(), is_large(parameters.width(linear), features.shape[:-1].numel())
-        if large and sample_weight is None and self._learn_recorded(linear, features, targets, updates):
-            return
-        with torch.autocast(linear.weight.device.type, enabled=False):
-            before = parameters.follow(linear, self._state.W)
-            Phi = block_rows(linear, features, before.dtype, large)
-            forms = dict.fromkeys((Phi.dtype, before.dtype)) if large else {}
-            labels, settings = targets.detach(), self._settings(linear)
+        updates = self._updates_now()
+        samples = Samples(features, targets, sample_weight, self._settings(linear), updates)
+        new = self._backend_for(linear).learn(self._state, samples)
+        if not new.finite:
+            raise self._explain(features, targets, new.state.W)
+        self._assign(new.head, _state=new.state, _previous=new.before, _updates=updates + 1)
 
-            def advance(state: CrossEntropyState, W: Tensor) -> tuple[CrossEntropyState, bool]:
-                if state.A is not None or updates % TRY_AGAIN == 0:
-                    for dtype in forms:  # with the digits of the features, then with all
-                        rows, with_A = Phi.to(dtype), with_curvature(state)
-                        with product_precision(rows):
-                            block, *flags = look_large(with_A, W, rows, labels, sample_weight, settings)
-                        finite, lost = torch.stack(flags).tolist()
-                        if not lost:
-                            return finish_large(with_A, block), finite
-                rows, state = Phi.to(W.dtype), with_root(state)
-                new, *flags = learned(state, W, rows, labels, sample_weight, settings)
-                finite, too_large = torch.stack(flags).tolist()
-                if too_large:
-                    new, *flags = learned(state, W, rows, labels, sample_weight, settings, by_qr=True)
-                    finite = bool(flags[0])
-                return new, finite
-
-            new, finite = advance(self._state, before)
-            if not finite:
-                raise self._explain(features, targets, new.W)
-            head = new.W.to(linear.weight.dtype)
-        self._assign(head, _state=new, _previous=before, _updates=updates + 1)
+    def _backend_for(self, linear: nn.Linear) -> TorchBackend:
+        """The backend of updates outside of a captured step."""
+        backend, chosen_by = self._backend, (linear.weight.device.type, forced())
+        if backend is None or backend.linear is not linear or self._chosen_by != chosen_by:
+            K, p = self._state.W.shape
+            row = choose("cross-entropy", UpdateSize(chosen_by[0], self._state.W.dtype, p, K))
+            backend = self._backend = row.load()(linear)
+            self._chosen_by = chosen_by
+        return backend
 
     def _check(self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> None:
         check_rows(linear, features)
@@ -258,58 +217,6 @@ class SoftmaxNewton(NewtonHead):
         if sample_weight is not None:
             t = t * sample_weight.reshape(-1, 1).to(logits.dtype)
         return -(t * logits.log_softmax(1)).sum() / t.sum()
-
-    def _learn_many(self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> bool:
-        """Learn samples of many classes in chunks; False: nothing was learned, another route must."""
-        peak, size, low, high, moved = many_classes.seen(linear, self._state.W, features, targets)
-        if not math.isfinite(peak + size):
-            raise explain_nonfinite(features, targets, linear, linear.weight)
-        if low < 0 or high >= linear.out_features:
-            raise self._wrong_label(low if low < 0 else high)
-        if max(peak, size) > many_classes.MOST:
-            return False
-        with torch.autocast("cuda", enabled=False):
-            state, labels, n = with_curvature(self._state), targets.detach().reshape(-1).long(), targets.numel()
-            W = parameters.follow(linear, state.W) if moved else state.W
-            weight = None if self.class_weight is None else state.weights[labels]
-            if sample_weight is not None:
-                each = sample_weight.detach().reshape(-1)
-                weight = each if weight is None else each * weight
-            known = self._bounds
-            if known is None or known.state is not self._state:
-                known = many_classes.bounds_of(state)
-            mass = float(n) if weight is None else float(weight.sum())
-            bounds = many_classes.grown(known, mass, peak, len(W))
-            with product_precision(W.new_empty(0, dtype=torch.float32)):
-                sums = many_classes.sums_of(linear, W, features, labels, weight)
-            new, lost = many_classes.learned(state, W, sums, n, self._settings(linear).forgetting)
-            head, sure = new.W.to(linear.weight.dtype), many_classes.certain(bounds, peak, size, W.shape[1])
-            if not (sure and linear.weight.dtype != torch.float16):
-                if bool(lost):
-                    return False
-                if not bool(head.isfinite().all()):
-                    raise self._explain(features, targets, head)
-        bounds = bounds._replace(state=new)
-        self._assign(head, _state=new, _previous=W, _updates=self._updates_now() + 1, _bounds=bounds)
-        return True
-
-    def _learn_recorded(self, linear: nn.Linear, features: Tensor, targets: Tensor, updates: int) -> bool:
-        """Learn a large block by a recorded CUDA graph; False: nothing was learned, another route must."""
-        state = self._state
-        n, (K, p) = features.shape[:-1].numel(), state.W.shape
-        case = UpdateSize(linear.weight.device.type, state.W.dtype, p, K, n, contiguous=linear.weight.is_contiguous())
-        if state.A is None or choose("cross-entropy", case).backend != "graph":
-            return False
-        recorded = self._recorded
-        if recorded is None or not recorded.lies_in(linear):
-            recorded = self._recorded = RecordedBlocks(linear, state)
-        labels = not targets.is_floating_point()
-        shape = () if labels else (targets.numel() // n,)
-        kind = Kind(n, features.dtype, shape, targets.dtype, self._settings(linear))
-        if not recorded.learn(state, features, targets, kind):
-            return False
-        self._assign(_state=recorded.now, _previous=recorded.previous, _updates=updates + 1)
-        return True
 
     @torch.no_grad()
     def prepare_capture(self) -> Hashable:
@@ -329,7 +236,8 @@ class SoftmaxNewton(NewtonHead):
         return self._settings(linear), tuple(self.class_weight or ()), captured.place
 
     def _settings(self, linear: nn.Linear) -> UpdateSettings:
-        return UpdateSettings(self.forgetting if self.forgets else 1.0, self.label_smoothing, linear.weight.dtype)
+        lam, weighted = self.forgetting if self.forgets else 1.0, self.class_weight is not None
+        return UpdateSettings(lam, self.label_smoothing, linear.weight.dtype, weighted)
 
     @torch.no_grad()
     def update_captured(self, features: Tensor, targets: Tensor) -> Tensor:
@@ -355,23 +263,21 @@ class SoftmaxNewton(NewtonHead):
         if self._captured is not None:
             self._captured.finish()
 
-    def _wrong_label(self, label: float) -> ValueError:
-        most = len(self._state.weights) - 1
-        return ValueError(f"targets must be class labels in [0, {most}], got {int(label)}: nothing was learned")
-
     def _explain(self, features: Tensor, targets: Tensor, learned: Tensor) -> ValueError:
-        weights = self._state.weights
-        rows = probabilities_of(targets, weights).reshape(-1, len(weights))
-        bad = ((rows < 0).any(1) | ((rows.sum(1) - 1).abs() > TOLERANCE)) & rows.isfinite().all(1)
+        classes = len(self._state.weights)
         if not targets.is_floating_point():
-            wrong = targets.reshape(-1)[rows.isnan().any(1)]
+            wrong = targets[(targets < 0) | (targets >= classes)]
             if len(wrong):
-                return self._wrong_label(int(wrong[0]))
-        elif bool(bad.any()):
-            what = "in [0, 1]" if len(learned) == 1 else "class probabilities, at least 0 and of sum 1"
-            return ValueError(
-                f"targets must be {what}, got {targets.reshape(len(rows), -1)[bad][0].tolist()}: nothing was learned"
-            )
+                return ValueError(
+                    f"targets must be class labels in [0, {classes - 1}], got {int(wrong[0])}: nothing was learned"
+                )
+        else:
+            rows = probabilities_of(targets, self._state.weights).reshape(-1, classes)
+            bad = ((rows < 0).any(1) | ((rows.sum(1) - 1).abs() > TOLERANCE)) & rows.isfinite().all(1)
+            if bool(bad.any()):
+                what = "in [0, 1]" if len(learned) == 1 else "class probabilities, at least 0 and of sum 1"
+                first = targets.reshape(len(rows), -1)[bad][0].tolist()
+                return ValueError(f"targets must be {what}, got {first}: nothing was learned")
         return explain_nonfinite(features, targets, self._head(), learned)
 
 

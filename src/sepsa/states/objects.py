@@ -286,8 +286,7 @@ def cure(what: Any) -> str:
 
 def parameters(what: Any) -> dict[str, Any]:
     """The arguments with which an object of a registered class was made."""
-    found: dict[str, Any] = what._get_params() if hasattr(what, "_get_params") else what.get_params()
-    return found
+    return what._get_params() if hasattr(what, "_get_params") else what.get_params()
 
 
 def has_state(what: Any) -> bool:

@@ -65,18 +65,14 @@ def check_base_state(state_dict: dict[str, Any], base: Optimizer) -> None:
     defaults = [part.defaults for part in parts for _ in part.param_groups]
     for i, own in enumerate(live["param_groups"]):
         check_group(groups.path(i), groups[i], own, defaults[i])
-    if not isinstance(state["state"], dict):
-        raise state.damaged("state", "a dict", brief(state["state"]))
     keys = [key for group in live["param_groups"] for key in group["params"]]
     parameters = dict(zip(keys, (p for group in base.param_groups for p in group["params"]), strict=True))
-    moments = Entries("state_dict['state']", state["state"])
-    for key, entries in moments.values.items():
+    moments = state.mapping("state")
+    for key in moments.values:
         if type(key) is not int or key not in parameters:
             raise ValueError(f"{moments.path(key)} must belong to one of the {len(parameters)} parameters of the body")
-        if not isinstance(entries, dict):
-            raise moments.damaged(key, "a dict", brief(entries))
-        if entries:
-            check_moments(Entries(moments.path(key), entries), parameters[key], live["state"].get(key))
+        if len(entries := moments.mapping(key)):
+            check_moments(entries, parameters[key], live["state"].get(key))
 
 
 def check_group(name: str, group: object, own: dict[str, Any], defaults: dict[str, Any]) -> None:

@@ -58,7 +58,7 @@ def pack_label(label: Hashable) -> Any:
 def unpack_label(name: str, value: Any) -> Hashable:
     """The label that `pack_label` was given, from the entry `name`."""
     if value is None or type(value) in (str, bool, int, float):
-        return value  # type: ignore[no-any-return]
+        return value
     if isinstance(value, dict) and set(value) == {"tuple"} and isinstance(value["tuple"], (list, tuple)):
         return tuple(unpack_label(name, part) for part in value["tuple"])
     if isinstance(value, dict) and set(value) == {"numpy", "value"}:

@@ -98,8 +98,7 @@ class Entries:
     ) -> NDArray[Any]:
         """A copy of a NumPy array, finite and at least `low`; None in a shape is any length, `missing` allows NaN."""
         check_array(self.path(key), self[key], shape, np.dtype(dtype), low=low, missing=missing)
-        copy: NDArray[Any] = self[key].copy()
-        return copy
+        return self[key].copy()
 
     def equal(self, key: Any, wanted: object) -> None:
         """Raise an error for an entry that differs from `wanted`, the setting of this object."""
@@ -114,6 +113,12 @@ class Entries:
     def entries(self, key: Any, keys: Set[str]) -> Entries:
         """The entries of a dict that has these keys and no others."""
         return read(self.path(key), self[key], keys)
+
+    def mapping(self, key: Any) -> Entries:
+        """The entries of a dict of any keys."""
+        if not isinstance(self[key], Mapping):
+            raise self.damaged(key, "a dict", brief(self[key]))
+        return Entries(self.path(key), self[key])
 
     def texts(self, key: Any) -> list[str]:
         """A list of distinct strings."""

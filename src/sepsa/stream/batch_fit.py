@@ -48,7 +48,8 @@ TRIALS = (64, 16, 4, 1)  # the most passes divided by this
 PROBES = 2  # members by which more passes are tried first, where there are more than the least
 LOWER, LOWER_ALONE = 0.99, 0.95  # factors of the error, and of that of the networks alone, by which it must have fallen
 COMPARED = 500  # rows on which members are compared
-INFLATIONS = [2.0**k for k in range(17)]
+INFLATIONS = [2**k for k in range(17)]
+LARGEST_GROWTH = 16.0  # c φᵀBφ of a typical row: from there on the variance goes with φᵀBφ alone
 NINE_TENTHS = 1.6448536269514722  # standard deviations within which nine tenths of a normal distribution lie
 
 LONG = 5.0  # seconds after which a terminal has a bar: of the most passes, of which trials may save some
@@ -404,13 +405,14 @@ def averaged(members: list[StreamLearner], X: Any, errors: Floats) -> Floats:
     return factor
 
 
-def likeliest(errors: Floats, leverage: Floats, weight: Floats) -> tuple[Floats, float]:
+def likeliest(errors: Floats, leverage: Floats, weight: Floats) -> tuple[Floats, int]:
     """σ² (outputs,) and c for errors (n, outputs) of variance σ² (1 + c φᵀBφ).
 
     c is that under which they are most likely as normal errors. With it, nine tenths of them lie within 1.645 σ.
     """
-    found: tuple[float, float] | None = None
-    for inflation in INFLATIONS:
+    found: tuple[float, int] | None = None
+    typical = float(np.median(leverage))
+    for inflation in (c for c in INFLATIONS if c == 1 or c * typical <= LARGEST_GROWTH):
         growth = 1 + inflation * leverage
         noise = np.average(errors**2 / growth[:, None], axis=0, weights=weight)
         seen = noise[noise > 0]

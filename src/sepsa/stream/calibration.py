@@ -27,15 +27,13 @@ def project_to_simplex(scores: Floats) -> Floats:
     """
     descending = -np.sort(-scores, axis=1)
     tau = ((descending.cumsum(1) - 1) / np.arange(1, scores.shape[1] + 1)).max(1, keepdims=True)
-    p: Floats = np.maximum(scores - tau, 0.0)
-    return p
+    return np.maximum(scores - tau, 0.0)
 
 
 def softmaxes(p: Floats) -> Floats:
     """softmax(βp) (n, G, K) at each inverse temperature."""
     exponentials = np.exp(INVERSE_TEMPERATURES[:, None] * (p - p.max(1, keepdims=True))[:, None, :])
-    probabilities: Floats = exponentials / exponentials.sum(2, keepdims=True)
-    return probabilities
+    return exponentials / exponentials.sum(2, keepdims=True)
 
 
 def log_losses(p: Floats, labels: NDArray[np.intp]) -> Floats:
@@ -47,8 +45,7 @@ def mixture(p: Floats, loss: Floats) -> Floats:
     """The softmaxes of p (n, K), weighted by exp(-loss); loss is (G,), or (n, G) where each row has its own."""
     weight = np.exp(loss.min(-1, keepdims=True) - loss)
     weight /= weight.sum(-1, keepdims=True)
-    mixed: Floats = (weight[..., None] * softmaxes(p)).sum(1)
-    return mixed
+    return (weight[..., None] * softmaxes(p)).sum(1)
 
 
 def probabilities(scores: Floats, losses: Floats) -> Floats:
@@ -87,5 +84,4 @@ def accumulate(losses: Floats, scores: Floats, labels: NDArray[np.intp], weight:
     from scipy.signal import lfilter  # type: ignore[import-untyped]
 
     steps = weight[:, None] * log_losses(project_to_simplex(scores), labels)
-    sums: Floats = lfilter([1.0], [1.0, -forgetting], np.vstack([losses, steps]), axis=0)
-    return sums
+    return lfilter([1.0], [1.0, -forgetting], np.vstack([losses, steps]), axis=0)

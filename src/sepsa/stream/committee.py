@@ -11,6 +11,8 @@ from sepsa.states import schema
 from sepsa.stream.engine.protocol import Floats, StreamEngine
 from sepsa.stream.learner import StreamLearner
 
+LARGEST_INFLATION = 1e6
+
 
 class Committee:
     """The mean of several learners; each learns every row that the committee learns.
@@ -20,8 +22,10 @@ class Committee:
     `inflation` is the factor c in the variance σ² (1 + c φᵀBφ) of a target (`sepsa.stream.batch_fit`).
     """
 
-    def __init__(self, members: list[StreamLearner], inflation: float = 1.0) -> None:
+    def __init__(self, members: list[StreamLearner], inflation: int = 1) -> None:
         self.members, self.inflation = members, inflation
+        for member in members:
+            member.engine.set_inflation(inflation)
 
     @property
     def engine(self) -> StreamEngine:
@@ -30,13 +34,11 @@ class Committee:
 
     def learn(self, X: Floats, Y: Floats, weight: Floats | None = None) -> Floats:
         """Learn rows in order; returns the predictions (n, outputs) made before."""
-        before: Floats = np.mean([member.learn(X, Y, weight) for member in self.members], axis=0)
-        return before
+        return np.mean([member.learn(X, Y, weight) for member in self.members], axis=0)
 
     def predict(self, X: Floats) -> Floats:
         """The predictions (n, outputs)."""
-        mean: Floats = np.mean([member.predict(X) for member in self.members], axis=0)
-        return mean
+        return np.mean([member.predict(X) for member in self.members], axis=0)
 
     def predict_with_leverage(self, X: Floats) -> tuple[Floats, Floats]:
         """The predictions (n, outputs) and c φᵀBφ (n,)."""
@@ -46,8 +48,7 @@ class Committee:
 
     def noise_variance(self) -> Floats:
         """The variance (outputs,) of targets about predictions."""
-        variance: Floats = np.mean([member.noise_variance() for member in self.members], axis=0)
-        return variance
+        return np.mean([member.noise_variance() for member in self.members], axis=0)
 
     def grow(self, new_inputs: Sequence[Sequence[float]], outputs: int) -> None:
         """Add inputs and outputs as `StreamLearner.grow` does."""
@@ -67,8 +68,9 @@ class Committee:
         """Continue from the result of `state_dict`, with its number of members; a ValueError changes nothing."""
         new = schema.read(entry, state_dict, {"inflation", "count", "members"})
         states = new.items("members", new.integer("count", 1))
-        inflation = new.number("inflation", 0.0)
+        inflation = round(new.number("inflation", 1.0, LARGEST_INFLATION))
         members = [self.members[0].copy() for _ in states.values]
         for i, member in enumerate(members):
             member.load_state_dict(states[i], states.path(i))
+            member.engine.set_inflation(inflation)
         self.members, self.inflation = members, inflation

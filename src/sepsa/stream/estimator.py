@@ -181,8 +181,7 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
         """The rows that `partial_fit` learns at once."""
         if hasattr(self, "_learner"):
             return int(self._learner.engine.batch_size)
-        batch: int = engine_type(self.module).options(self.get_params(deep=False), False)["batch"]
-        return batch
+        return engine_type(self.module).options(self.get_params(deep=False), False)["batch"]
 
     def _input_names(self, inputs: int) -> Sequence[Any] | None:
         """The names of the inputs, by which equal ones are ordered; None where they stay in the order they have."""
@@ -275,8 +274,7 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
         heads.
         """
         check_is_fitted(self)
-        chosen: dict[str, Any] = self._learner.engine.chosen
-        return chosen
+        return self._learner.engine.chosen
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -319,13 +317,16 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
             new = schema.read("state_dict", state_dict, keys, optional={"encoder"})
             with_encoder = "encoder" in state_dict
             new.equal("estimator", type(self).__name__)
-            fitted = isinstance(new["learner"], dict) and "members" in new["learner"]  # by `fit`, a committee
-            members = Entries(new.path("learner"), new["learner"]).items("members").values if fitted else []
-            first = members[0] if members else new["learner"]
-            engine = first.get("engine") if isinstance(first, dict) else None
-            found = {name: engine.get(name) if isinstance(engine, dict) else None for name in ("inputs", "outputs")}
+            saved = new.mapping("learner")
+            fitted = "members" in saved.values  # by `fit`, a committee
+            members = saved.items("members").values if fitted else [saved.values]
+            engine = within(members[0] if members else None, "engine")
+            found = {name: within(engine, name) for name in ("inputs", "outputs")}
             sizes = [Entries("state_dict['learner']['engine']", found).integer(name, 1) for name in found]
-            options = loss_of(engine) if fitted and self.module is None else {}
+            options: dict[str, Any] = {}
+            if fitted and self.module is None:  # the loss that `fit` has used depends on the weights of its rows
+                loss = within(engine, "network", "settings", "loss") or within(engine, "settings", "loss")
+                options["loss"] = loss if loss in ("huber", "squared") else "huber"
             if not fitted and not with_encoder and self.module is None:
                 options["names"] = new["feature_names"] or range(sizes[0])
             learner: Any = self._new_learner(sizes[0], sizes[1], seed=0, for_fit=fitted, **options)
@@ -349,8 +350,7 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
             if new["n_iter"] is not None:
                 loaded["n_iter_"] = new.integer("n_iter", 1)
             loaded |= self._load_extra_state(new, sizes[1])
-            kept = {name: value for name, value in self.__dict__.items() if not name.endswith("_")}
-            self.__dict__ = kept | loaded
+            self.__dict__ = {name: value for name, value in self.__dict__.items() if not name.endswith("_")} | loaded
 
     # The learner is pickled as bytes: joblib may map arrays read-only, and a learner writes to its own.
     def __getstate__(self) -> dict[str, Any]:
@@ -395,9 +395,8 @@ def names_too_large(**given: Any) -> Iterator[None]:
         raise
 
 
-def loss_of(engine: Any) -> dict[str, Any]:
-    """The loss of an engine that `fit` has trained, which depends on the weights of its rows."""
-    network = engine.get("network", engine) if isinstance(engine, dict) else None
-    settings = network.get("settings") if isinstance(network, dict) else None
-    loss = settings.get("loss") if isinstance(settings, dict) else None
-    return {"loss": loss if loss in ("huber", "squared") else "huber"}
+def within(state: Any, *names: str) -> Any:
+    """The entry of nested dicts under these names; None where there is none."""
+    for name in names:
+        state = state.get(name) if isinstance(state, dict) else None
+    return state

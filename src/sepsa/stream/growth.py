@@ -33,8 +33,7 @@ class NewInput(NamedTuple):
 
 def learn_part(learner: Any, some: slice, X: Floats, Y: Floats, weight: Floats) -> Floats:
     """Learn some rows, in which nothing arrives; returns the predictions made before."""
-    before: Floats = learner.learn(X, Y, weight)
-    return before
+    return learner.learn(X, Y, weight)
 
 
 def learn_rows(

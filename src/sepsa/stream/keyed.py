@@ -267,8 +267,7 @@ class KeyedLearner:
         Returns:
             What the forecaster returns.
         """
-        found: list[Any] = (self.get(key) or self.start).forecast(horizon, xs)
-        return found
+        return (self.get(key) or self.start).forecast(horizon, xs)
 
     def predict_one(self, key: Hashable, x: dict[Any, Any], *, id: Hashable = None) -> Any:
         """Predict one sample by the key's model of `sepsa.river`.

@@ -13,6 +13,7 @@ times the fit to y. Only the body's loss is divided by the targets' variance.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Sequence
 from operator import add, sub
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sepsa.interrupt import whole_change
 from sepsa.states import schema
 from sepsa.stream.engine.bodies import body_of, engine_type
 from sepsa.stream.engine.protocol import Floats, StreamEngine
@@ -102,8 +104,7 @@ class StreamLearner:
 
     def copy(self) -> StreamLearner:
         """Another learner in the same state."""
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)  # other arrays are replaced, never written to
+        other = copy.copy(self)  # which shares arrays that are replaced, never written to
         other._X, other._Y, other._weight = self._X.copy(), self._Y.copy(), self._weight.copy()
         other.engine = self.engine.copy()
         return other
@@ -128,23 +129,22 @@ class StreamLearner:
         keys = {"regression", "seed", "rows", "offset", "warm_up", "engine"}
         new = schema.read(entry, state_dict, keys, optional={"order"})
         new.equal("regression", self.regression)
-        other = self.copy()
-        other.engine.load_state_dict(new["engine"], new.path("engine"))
-        d, m = other.engine.inputs, other.engine.outputs
-        other.seed = new.integer("seed")
-        other._rows = new.integer("rows")
-        other.offset = new.array("offset", (m,))
-        first = new.entries("warm_up", {"X", "Y", "weight"})
-        n = 0 if other.warm else other.rows
-        other._X = first.array("X", (n, d), missing=True)
-        other._Y = first.array("Y", (n, m))
-        other._weight = first.array("weight", (n,), low=0.0)
-        other.order = new.array("order", (d,), np.int64).astype(np.intp) if "order" in state_dict else None
-        if other.order is None:
-            other._names = None  # of a version that took inputs as they come
-        elif not np.array_equal(np.sort(other.order), np.arange(d)):
-            raise new.damaged("order", f"each of 0 to {d - 1} once", other.order.tolist())
-        self.__dict__.update(other.__dict__)
+        with whole_change(self) as other:
+            other.engine.load_state_dict(new["engine"], new.path("engine"))
+            d, m = other.engine.inputs, other.engine.outputs
+            other.seed = new.integer("seed")
+            other._rows = new.integer("rows")
+            other.offset = new.array("offset", (m,))
+            first = new.entries("warm_up", {"X", "Y", "weight"})
+            n = 0 if other.warm else other.rows
+            other._X = first.array("X", (n, d), missing=True)
+            other._Y = first.array("Y", (n, m))
+            other._weight = first.array("weight", (n,), low=0.0)
+            other.order = new.array("order", (d,), np.int64).astype(np.intp) if "order" in state_dict else None
+            if other.order is None:
+                other._names = None  # of a version that took inputs as they come
+            elif not np.array_equal(np.sort(other.order), np.arange(d)):
+                raise new.damaged("order", f"each of 0 to {d - 1} once", other.order.tolist())
 
     # ------------------------------------------------------------------ learning
 
@@ -158,9 +158,8 @@ class StreamLearner:
         weight = np.ones(len(X)) if weight is None else weight
         if self.warm:
             return self._engine_learn(X, Y, weight)
-        other = self.copy()
-        out = other._learn_first_rows(X, Y, weight)
-        self.__dict__.update(other.__dict__)
+        with whole_change(self) as other:
+            out: Floats = other._learn_first_rows(X, Y, weight)
         return out
 
     def _learn_first_rows(self, X: Floats, Y: Floats, weight: Floats) -> Floats:
@@ -348,17 +347,17 @@ class StreamLearner:
         old, added, more = self.engine.inputs, len(new_inputs), outputs - self.engine.outputs
         if not added and more <= 0:
             return
-        other, (X, Y, _) = self.copy(), self._first_rows()
-        if added:
-            mean, scale, typical = np.array(new_inputs, np.float64).T
-            other.engine.resize(old + added, self.engine.outputs)
-            other.engine.set_scaling(mean, scale, first=old)
-            other.engine.set_typical_inputs(typical, first=old)
-            other._X = np.pad(X, [(0, 0), (0, added)], constant_values=np.nan)
-            other.order = None if self.order is None else np.append(self.order, np.arange(old, old + added))
-        if more > 0:
-            other.engine.resize(old + added, outputs)
-            if not self.regression:
-                other.engine.set_output_weights(1.0)
-            other.offset, other._Y = np.pad(self.offset, (0, more)), np.pad(Y, [(0, 0), (0, more)])
-        self.__dict__.update(other.__dict__)
+        X, Y, _ = self._first_rows()
+        with whole_change(self) as other:
+            if added:
+                mean, scale, typical = np.array(new_inputs, np.float64).T
+                other.engine.resize(old + added, self.engine.outputs)
+                other.engine.set_scaling(mean, scale, first=old)
+                other.engine.set_typical_inputs(typical, first=old)
+                other._X = np.pad(X, [(0, 0), (0, added)], constant_values=np.nan)
+                other.order = None if self.order is None else np.append(self.order, np.arange(old, old + added))
+            if more > 0:
+                other.engine.resize(old + added, outputs)
+                if not self.regression:
+                    other.engine.set_output_weights(1.0)
+                other.offset, other._Y = np.pad(self.offset, (0, more)), np.pad(Y, [(0, 0), (0, more)])

@@ -33,6 +33,8 @@ class OpenRows:
 
     def add(self, id: Hashable, names: Sequence[Hashable], values: Floats, most: int) -> None:
         """Keep a sample; beyond `most` the oldest is dropped. The same sample may come again, and changes nothing."""
+        if id != id:
+            raise ValueError(f"id must name a sample, got {id!r}: leave it out where there is none")
         there = values == values
         if not there.all():
             names, values = [name for name, known in zip(names, there, strict=True) if known], values[there]

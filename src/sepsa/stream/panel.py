@@ -126,6 +126,8 @@ class SepSAPanelForecaster:
         if set(inputs) != set(found):
             raise ValueError(f"df must have the inputs {inputs} of the first frame, got {found}")
         parts = self._split("df", df, inputs, self.target_col)
+        if again and not parts:
+            raise ValueError("df must have rows to learn, got a frame without any")
         for part in parts:
             forecaster = None if again else self.series.get(part.key)
             try:
@@ -158,21 +160,26 @@ class SepSAPanelForecaster:
             raise ValueError("the panel has learned no row yet: call fit first")
         known = {}
         if X_df is not None:
+            if not self.inputs:
+                raise ValueError("X_df must be None where the frames that were learned have no inputs, got a frame")
             known = {part.key: part for part in self._split("X_df", as_pandas(X_df), self.inputs)}
         ends = sorted(level)
         names = [NAME, *(f"{NAME}-lo-{one:g}" for one in reversed(ends)), *(f"{NAME}-hi-{one:g}" for one in ends)]
         keys, times, values = [], [], []
         for key in sorted(self.series, key=lambda key: (type(key).__name__, key)):
             forecaster = self.series.get(key)
-            ahead = forecaster.times(h)
-            if ahead[0] is None:
-                raise ValueError(
-                    f"series {key!r} has too few rows to tell the time between two of them: give "
-                    'start=SepSAForecaster(step=...), such as "day"'
-                )
-            X = None if X_df is None else self._ahead(key, known.get(key), ahead)
             shares = [one / 100 for one in ends]
-            made, bands = forecaster.predict(h, X, coverage=shares) if shares else (forecaster.predict(h, X), {})
+            try:
+                ahead = forecaster.times(h)
+                if ahead and ahead[0] is None:
+                    raise ValueError(
+                        "it has too few rows to tell the time between two of them: give "
+                        'start=SepSAForecaster(step=...), such as "day"'
+                    )
+                X = None if X_df is None or not ahead else self._ahead(known.get(key), ahead)
+                made, bands = forecaster.predict(h, X, coverage=shares) if shares else (forecaster.predict(h, X), {})
+            except ValueError as error:
+                raise ValueError(f"series {key!r}: {error}") from None
             low, high = ([bands[share][side] for share in shares] for side in (0, 1))
             values.append(np.stack([made, *reversed(low), *high]))
             keys += [key] * len(ahead)
@@ -181,16 +188,19 @@ class SepSAPanelForecaster:
         library: Any = importlib.import_module("polars" if self._polars else "pandas")
         return library.DataFrame({self.id_col: keys, self.time_col: times, **columns})
 
-    def _ahead(self, key: Hashable, part: Series | None, times: list[Any]) -> Floats:
+    def _ahead(self, part: Series | None, times: list[Any]) -> Floats:
         """The inputs (h, inputs) of a series at these times."""
-        wanted = read_times(times).seconds
-        at = {} if part is None else {second: i for i, second in enumerate(read_times(part.times).seconds.tolist())}
-        missing = [time for time, second in zip(times, wanted.tolist(), strict=True) if second not in at]
+        given = np.empty(0) if part is None else read_times(part.times).seconds
+        at = {second: i for i, second in enumerate(given.tolist())}
+        wanted = read_times(times).seconds.tolist()
+        missing = [time for time, second in zip(times, wanted, strict=True) if second not in at]
         if part is None or missing:
+            raise ValueError(f"X_df must have a row for each series and time to forecast, got none at {missing[0]}")
+        if len(at) < len(given):
             raise ValueError(
-                f"X_df must have a row for each series and time to forecast, got none of series {key!r} at {missing[0]}"
+                f"X_df must have one row for a series and a time, got two at {part.times[int(np.diff(given).argmin())]}"
             )
-        return part.X[[at[second] for second in wanted.tolist()]]
+        return part.X[[at[second] for second in wanted]]
 
     def _split(self, what: str, df: Any, inputs: list[str], target: str | None = None) -> list[Series]:
         """The rows of each series in the order of time; series in the order of their first rows."""

@@ -66,7 +66,6 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
     """The base of River's models: features and outputs by name, and a learner of rows of numbers."""
 
     _regression = True
-    _open: OpenRows | None = None  # what was predicted with an `id`
     _counted: tuple[Names, int] = ({}, 0)  # the features whose shared inputs were counted, and their number
 
     def __post_init__(self) -> None:
@@ -77,6 +76,7 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
         self._pending_features: dict[Hashable, list[float]] = {}  # features not entered yet, with their values
         self._outputs: Names = {}
         self._target_name: str | None = None
+        self._open = OpenRows()  # what was predicted with an `id`
         self._lock = threading.RLock()
         self._new_learner(1, 1)  # checks the options
 
@@ -105,22 +105,27 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
     @property
     def open_ids_(self) -> int:
         """Number of samples that were predicted with an `id` and wait for their targets."""
-        return 0 if self._open is None else len(self._open)
+        return len(self._open)
 
     @property
     def dropped_ids_(self) -> int:
         """Number of samples that were predicted with an `id` and dropped, since `max_open_ids` later ones came."""
-        return 0 if self._open is None else self._open.dropped
+        return self._open.dropped
 
     def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
         """All outputs after these targets, new ones last in order of appearance, and the values (n, outputs)."""
         raise NotImplementedError
 
     def __getstate__(self) -> dict[str, Any]:
-        return stamp({name: value for name, value in self.__dict__.items() if name not in ("_lock", "_counted")})
+        own: Any = super().__getstate__()
+        return stamp({name: value for name, value in own.items() if name not in ("_lock", "_counted")})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(check_stamp(state), _lock=threading.RLock())
+        self._take(**{"_open": OpenRows(), **check_stamp(state)}, _lock=threading.RLock())
+
+    def _take(self, **attributes: Any) -> None:
+        """Set several attributes at once: an interrupt comes before all of them or after."""
+        self.__dict__.update(attributes)
 
     # ------------------------------------------------------------------ saving
 
@@ -139,7 +144,7 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
                 "outputs": [pack_label(name) for name in self._outputs],
                 "target_name": self._target_name,
                 "learner": None if self._learner is None else self._learner.state_dict(),
-                **({} if self._open is None else {"open_rows": self._open.state_dict()}),
+                **({"open_rows": self._open.state_dict()} if self._open or self._open.dropped else {}),
             }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -177,11 +182,12 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
                     raise ValueError(f"state_dict[{name!r}] must hold {count} names, as the learner, got {len(known)}")
         elif features or outputs:
             raise ValueError("state_dict['learner'] must not be None where there are features")
-        waiting = "open_rows" in state_dict
-        open_rows = OpenRows.from_state(new["open_rows"], new.path("open_rows")) if waiting else None
+        waiting = OpenRows()
+        if "open_rows" in state_dict:
+            waiting = OpenRows.from_state(new["open_rows"], new.path("open_rows"))
         with self._lock:
-            self.__dict__.update(
-                _open=open_rows,
+            self._take(
+                _open=waiting,
                 _features=features,
                 _outputs=outputs,
                 _pending_features=pending,
@@ -219,17 +225,14 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
         if x is not None:
             raise ValueError(f"x must be left out where id is given, since the sample predicted as {id!r} is learned")
         with self._lock, DeferredInterrupt():
-            waiting = OpenRows() if self._open is None else self._open
-            self.learn_one(waiting.sample(id), y, w)
-            waiting.remove(id)
+            self.learn_one(self._open.sample(id), y, w)
+            self._open.remove(id)
 
     def _hold(self, id: Hashable, x: dict[Any, Any]) -> None:
         """Keep a sample until its target is learned."""
         names, values = read_row(x)
         with self._lock, DeferredInterrupt():
-            waiting = OpenRows() if self._open is None else self._open
-            waiting.add(id, names, values[0], self.max_open_ids)
-            self._open = waiting
+            self._open.add(id, names, values[0], self.max_open_ids)
 
     def _known_targets(self, y: Any) -> list[float] | None:
         """The value of each output, where y brings no new one; None where y must be read with care."""
@@ -270,7 +273,7 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
         own = None if self._learner is None else self._learner.copy()
         output_rows = [0] * (len(outputs) - m) if self._regression else (Y[:, m:] > 0).argmax(0).tolist()
         learner, _ = learn_rows(own, self._new_learner, table, Y, w, new, output_rows)
-        self.__dict__.update(_learner=learner, _features=features, _outputs=outputs, _pending_features=pending)
+        self._take(_learner=learner, _features=features, _outputs=outputs, _pending_features=pending)
 
     def _new_features(self, names: Sequence[Hashable], X: Floats) -> tuple[list[NewInput], dict[Hashable, list[float]]]:
         """The features that enter with these rows, in order, and those that wait for more values, with theirs."""

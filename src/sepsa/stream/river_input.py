@@ -11,7 +11,7 @@ import numpy as np
 from river.utils import dataframe
 
 from sepsa.stream.columns.frame import as_pandas
-from sepsa.stream.columns.inputs import DATE_PARTS, date_parts
+from sepsa.stream.columns.inputs import date_names, date_parts, numbers_of
 from sepsa.stream.columns.reader import column_of, read_value
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import Names
@@ -128,10 +128,6 @@ def read_feature(what: str, name: Hashable, value: Any) -> list[tuple[Hashable, 
     return [(name, number)] if kind == "number" else []
 
 
-def date_names(name: Hashable) -> list[Hashable]:
-    return [f"{name}:{part}" for part in DATE_PARTS]
-
-
 def read_frame(X: Frame) -> tuple[list[Hashable], Floats]:
     """Names and values (n, len(names)) of a frame; those of texts and dates are the names of what encodes them."""
     frame = as_pandas(X)
@@ -143,9 +139,7 @@ def read_frame(X: Frame) -> tuple[list[Hashable], Floats]:
             raise ValueError(f"X[{name!r}] must hold numbers, dates or texts, got {error}: encode it") from None
         if np.isinf(column.numbers).any():
             raise not_a_number(f"X[{name!r}]", float(column.numbers[np.isinf(column.numbers)][0]))
-        columns[name] = column.numbers
-        if column.times is not None:
-            columns |= zip(date_names(name), date_parts(column.times).T, strict=True)
+        columns |= numbers_of(name, column)
         for code, text in enumerate(column.texts):
             columns[f"{name}={text}"] = np.where(column.codes == code, 1.0, math.nan)
     return list(columns), np.stack(list(columns.values()), 1) if columns else np.empty((len(frame), 0))

@@ -14,8 +14,7 @@ NUMBERS = 1 << 22  # in a dense part of a sparse matrix: 32 MiB
 
 def dense(X: Any) -> Floats:
     """A dense array, or a sparse matrix as one."""
-    array: Floats = X if isinstance(X, np.ndarray) else X.toarray()
-    return array
+    return X if isinstance(X, np.ndarray) else X.toarray()
 
 
 def row_parts(X: Any, multiple: int = 1) -> Iterator[tuple[slice, Floats]]:

@@ -330,7 +330,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
             raise ValueError(f"method must be 'predict' or 'predict_proba', got {method!r}")
         scores, loss, known = self._learn_labels(X, y, classes, sample_weight)
         if self._multilabel:
-            return (scores > 0.5).astype(np.int64) if method == "predict" else label_probabilities(scores, loss)[..., 1]
+            return (scores > 0.5).astype(np.int64) if method == "predict" else self._probabilities(scores, loss)[..., 1]
         proba = np.zeros(scores.shape)
         best: Labels = np.zeros(len(scores), self.classes_.dtype)
         best[:] = "" if best.dtype.kind == "O" else best
@@ -352,8 +352,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         scores = self._scores(X)
         if self._multilabel:
             return (scores > 0.5).astype(np.int64)
-        best: Labels = self.classes_[scores.argmax(1)]
-        return best
+        return self.classes_[scores.argmax(1)]
 
     def predict_proba(self, X: ArrayLike) -> Floats:
         """Predict the probability of each class.
@@ -364,10 +363,8 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         Returns:
             Probabilities (n, classes), in the order of `classes_`; for multilabel targets (n, labels) that each is 1.
         """
-        scores = self._scores(X)
-        if self._multilabel:
-            return label_probabilities(scores, self._loss)[..., 1]
-        return probabilities(scores, self._loss)
+        proba = self._probabilities(self._scores(X), self._loss)
+        return proba[..., 1] if self._multilabel else proba
 
     def predict_log_proba(self, X: ArrayLike) -> Floats:
         """Predict the logarithm of the probability of each class.
@@ -390,8 +387,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
             For two classes the log-odds (n,) of `classes_[1]`; for more the log-probabilities (n, classes); for
             multilabel targets the log-odds (n, labels) of 1.
         """
-        scores = self._scores(X)
-        log_proba = np.log((label_probabilities if self._multilabel else probabilities)(scores, self._loss))
+        log_proba = np.log(self._probabilities(self._scores(X), self._loss))
         return log_proba[..., 1] - log_proba[..., 0] if log_proba.shape[-1] == 2 else log_proba
 
     _EXTRA = ("classes", "columns", "calibration_loss")
@@ -425,9 +421,12 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         loss = state.array("calibration_loss", shape, low=0.0)
         return {"classes_": sorted_labels, "_columns": columns, "_loss": loss}
 
+    def _probabilities(self, scores: Floats, loss: Floats) -> Floats:
+        """The probabilities (n, classes); those (n, labels, 2) of 0 and of 1 for multilabel targets."""
+        return (label_probabilities if self._multilabel else probabilities)(scores, loss)
+
     def _scores(self, X: ArrayLike) -> Floats:
-        scores: Floats = self._predict(X)[:, self._columns]  # raises NotFittedError before `_columns` is missed
-        return scores
+        return self._predict(X)[:, self._columns]  # raises NotFittedError before `_columns` is missed
 
     def _learn_labels(
         self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None, sample_weight: ArrayLike | None
@@ -509,8 +508,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
             raise ValueError(f"class_weight must be None for multilabel targets, got {weights!r}: use sample_weight")
         if weights == "balanced":
             _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
-            balanced: Floats = len(labels) / (len(counts) * counts[codes])
-            return balanced
+            return len(labels) / (len(counts) * counts[codes])
         if not isinstance(weights, dict):
             raise ValueError(f"class_weight must be a dict, 'balanced' or None, got {weights!r}")
         for label, weight in weights.items():

@@ -70,8 +70,7 @@ def mixture_of(answers: Floats, targets: Floats, weight: Floats, fold: Any) -> t
 
 def solved(gram: Floats, moment: Floats) -> Floats:
     """The weights of the stack, (gram + RIDGE·1)⁻¹ moment."""
-    weights: Floats = np.linalg.solve(gram + RIDGE * np.eye(len(moment)), moment).astype(np.float64)
-    return weights
+    return np.linalg.solve(gram + RIDGE * np.eye(len(moment)), moment).astype(np.float64)
 
 
 def weights_of(losses: Floats, evidence: float) -> Floats:

@@ -146,10 +146,10 @@ TABLE: dict[str, tuple[BackendRow, ...]] = {
         ),
         BackendRow("torch", "torch_least_squares:TorchBackend", _always),
     ),
-    # Large blocks of samples; smaller ones, and those that a graph refuses, are torch's.
+    # A graph is for large blocks of samples; the others are torch's, whose backend it extends.
     "cross-entropy": (
-        BackendRow("graph", "recorded_cross_entropy:RecordedBlocks", _on_cuda),
-        BackendRow("torch", "", _always),
+        BackendRow("graph", "recorded_cross_entropy:GraphBackend", _on_cuda),
+        BackendRow("torch", "torch_cross_entropy:TorchBackend", _always),
     ),
     # One pass over the logits of a chunk instead of five: 4 ms of a step of 40 with 50,304 classes.
     "many classes": (BackendRow("triton", "triton.residuals", _has_kernels), BackendRow("torch", "", _always)),

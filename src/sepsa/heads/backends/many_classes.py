@@ -51,12 +51,13 @@ def serves(linear: nn.Linear, features: Tensor, targets: Tensor, smoothing: floa
     """Whether samples are learned here: labels on a GPU, more logits than a graph records, and a head that computes in
     half precision, as it does of float32 features where autocast is on.
     """
+    if not features.is_cuda:
+        return False
     n, K = features.shape[:-1].numel(), linear.out_features
     cast = features.dtype == torch.float32 and torch.is_autocast_enabled("cuda")
     half = torch.get_autocast_dtype("cuda") if cast else features.dtype
     return (
-        features.is_cuda
-        and half in HALF
+        half in HALF
         and not targets.is_floating_point()
         and not smoothing
         and K > 1

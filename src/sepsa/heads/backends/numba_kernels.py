@@ -58,22 +58,24 @@ def whiten(T, W, Phi, Y, F, E):
     (n, p), m = Phi.shape, W.shape[0]
     size, error = 0.0, 0.0
     F[:] = 0.0
+    E[:] = 0.0
     if n > 1:
         add_product(F, T, Phi, False)
+        add_product(E, W, Phi, False)
     else:
         for i in range(p):
             for j in range(p):
                 F[i, 0] += T[i, j] * Phi[0, j]
+        for o in range(m):
+            for j in range(p):
+                E[o, 0] += W[o, j] * Phi[0, j]
     for i in range(p):
         for r in range(n):
             size += F[i, r] * F[i, r]
-    for r in range(n):
-        for o in range(m):
-            total = Y[r, o]
-            for j in range(p):
-                total -= W[o, j] * Phi[r, j]
-            E[o, r] = total
-            error += total * total
+    for o in range(m):
+        for r in range(n):
+            E[o, r] = Y[r, o] - E[o, r]
+            error += E[o, r] * E[o, r]
     return size, error
 
 
@@ -92,15 +94,12 @@ def gather(T, W, H, energy, left, prior, ridge, F, E, lam, cursor, count, pendin
         if not pending:
             new_H[i, i] = lam
     add_product(new_H, F, F, True)
+    D[:] = 0.0
+    add_product(D, E, F, False)
     for o in range(m):
         energy[o] *= lam
         for r in range(n):
             energy[o] += E[o, r] * E[o, r]
-        for i in range(p):
-            total = 0.0
-            for r in range(n):
-                total += F[i, r] * E[o, r]
-            D[o, i] = total
     if count == 0:
         return
     for j in range(p):

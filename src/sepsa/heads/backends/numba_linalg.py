@@ -127,24 +127,39 @@ def add_entries(row, j, a, b, c, d):
 
 
 @compiled
+def filled(A, i, stop):
+    """How many columns of rows i to stop - 1 there are up to the last that is not zero: few in a triangle."""
+    end = A.shape[1]
+    while end > 1:
+        for r in range(i, stop):
+            if A[r, end - 1] != 0.0:
+                return end
+        end -= 1
+    return end
+
+
+@compiled
 def add_product(A, left, right, lower):
-    """A += left rightᵀ, two by four entries at a time; with `lower` the lower triangle, and some entries beside it."""
+    """A += left rightᵀ, four by four entries at a time; with `lower` the lower triangle, and some entries beside it."""
     rows, columns = left.shape[0], right.shape[0]
-    for i in range(0, rows, 2):
-        k = min(i + 1, rows - 1)
-        for j in range(0, min(i + 2, columns) if lower else columns, 4):
-            u, v, w = min(j + 1, columns - 1), min(j + 2, columns - 1), min(j + 3, columns - 1)
-            a, b, c, d, e, f, g, h = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
-            for q in range(left.shape[1]):
-                x, y = left[i, q], left[k, q]
-                a += x * right[j, q]
-                b += x * right[u, q]
-                c += x * right[v, q]
-                d += x * right[w, q]
-                e += y * right[j, q]
-                f += y * right[u, q]
-                g += y * right[v, q]
-                h += y * right[w, q]
-            add_entries(A[i], j, a, b, c, d)
-            if k > i:
-                add_entries(A[k], j, e, f, g, h)
+    for i in range(0, rows, 4):
+        i1, i2, i3 = min(i + 1, rows - 1), min(i + 2, rows - 1), min(i + 3, rows - 1)
+        end = filled(left, i, i3 + 1)
+        for j in range(0, min(i + 4, columns) if lower else columns, 4):
+            j1, j2, j3 = min(j + 1, columns - 1), min(j + 2, columns - 1), min(j + 3, columns - 1)
+            a0, a1, a2, a3, b0, b1, b2, b3 = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+            c0, c1, c2, c3, d0, d1, d2, d3 = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+            for q in range(end):
+                a, b, c, d = left[i, q], left[i1, q], left[i2, q], left[i3, q]
+                x0, x1, x2, x3 = right[j, q], right[j1, q], right[j2, q], right[j3, q]
+                a0, a1, a2, a3 = a0 + a * x0, a1 + a * x1, a2 + a * x2, a3 + a * x3
+                b0, b1, b2, b3 = b0 + b * x0, b1 + b * x1, b2 + b * x2, b3 + b * x3
+                c0, c1, c2, c3 = c0 + c * x0, c1 + c * x1, c2 + c * x2, c3 + c * x3
+                d0, d1, d2, d3 = d0 + d * x0, d1 + d * x1, d2 + d * x2, d3 + d * x3
+            add_entries(A[i], j, a0, a1, a2, a3)
+            if i1 > i:
+                add_entries(A[i1], j, b0, b1, b2, b3)
+            if i2 > i1:
+                add_entries(A[i2], j, c0, c1, c2, c3)
+            if i3 > i2:
+                add_entries(A[i3], j, d0, d1, d2, d3)

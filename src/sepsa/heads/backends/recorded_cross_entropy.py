@@ -9,8 +9,6 @@ a graph.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +16,7 @@ from torch import Tensor, nn
 
 from sepsa.heads.backends.cuda_graph import recording_lock, streams
 from sepsa.heads.backends.memory import HeadMemory
+from sepsa.heads.backends.torch_cross_entropy import Learned, Samples, TorchBackend, block_rows, product_precision
 from sepsa.heads.base import parameters
 from sepsa.heads.math.cross_entropy import (
     CHUNK,
@@ -25,6 +24,7 @@ from sepsa.heads.math.cross_entropy import (
     LargeBlock,
     UpdateSettings,
     finish_large,
+    is_large,
     look_large,
 )
 from sepsa.interrupt import DeferredInterrupt
@@ -50,25 +50,6 @@ class Recording(NamedTuple):
     finish: torch.cuda.CUDAGraph
     features: Tensor
     targets: Tensor
-
-
-def block_rows(linear: nn.Linear, features: Tensor, dtype: torch.dtype, large: bool) -> Tensor:
-    """Φ (n, p) for an update: a large block of features in half precision on a GPU in float32, else in `dtype`."""
-    half = features.dtype in (torch.float16, torch.bfloat16) and features.is_cuda
-    return parameters.rows(linear, features, torch.float32 if large and half else dtype)
-
-
-@contextmanager
-def product_precision(Phi: Tensor) -> Iterator[None]:
-    """Let products of float32 rows, which came in half precision, run in TF32, which has more digits than they."""
-    matmul: Any = torch.backends.cuda.matmul
-    before = matmul.allow_tf32
-    try:
-        if Phi.is_cuda and Phi.dtype == torch.float32:
-            matmul.allow_tf32 = True
-        yield
-    finally:
-        matmul.allow_tf32 = before
 
 
 class RecordedBlocks(HeadMemory):
@@ -115,8 +96,7 @@ class RecordedBlocks(HeadMemory):
         if graph is not None or self.disabled or len(self.graphs) >= KEPT:
             return graph
         self.occurrences[kind] = self.occurrences.get(kind, 0) + 1
-        too_many = kind.rows * len(self.now.weights) > CHUNK // 2  # arithmetic takes longer than launches
-        if self.occurrences[kind] < OCCURRENCES or too_many or torch.cuda.is_current_stream_capturing():
+        if self.occurrences[kind] < OCCURRENCES or torch.cuda.is_current_stream_capturing():
             return None
         try:
             device = self.weight.device
@@ -165,3 +145,31 @@ class RecordedBlocks(HeadMemory):
             finish(self.now, block, good)
         self.between.append((block, good))  # kept: the second graph reads them
         return Recording(*graphs, x, y)
+
+
+class GraphBackend(TorchBackend):
+    """Updates of which those of large blocks are recorded, in memory that is this backend's own."""
+
+    name = "graph"
+    memory: RecordedBlocks | None = None
+
+    def owns(self, state: CrossEntropyState) -> bool:
+        """Whether recordings write into the tensors of this state."""
+        return self.memory is not None and state.W is self.memory.now.W
+
+    def learn(self, state: CrossEntropyState, samples: Samples) -> Learned:
+        """Learn a large block without weights by its recording where there is one, and store its result."""
+        return self._replayed(state, samples) or super().learn(state, samples)
+
+    def _replayed(self, state: CrossEntropyState, samples: Samples) -> Learned | None:
+        features, targets, sample_weight, settings, _ = samples
+        n = samples.rows
+        slow = n * len(state.weights) > CHUNK // 2  # arithmetic takes longer than launches
+        if state.A is None or sample_weight is not None or slow or not is_large(state.W.shape[1], n):
+            return None
+        memory = self.memory
+        if memory is None or not memory.lies_in(self.linear):
+            memory = self.memory = RecordedBlocks(self.linear, state)
+        shape = (targets.numel() // n,) if targets.is_floating_point() else ()
+        kind = Kind(n, features.dtype, shape, targets.dtype, settings)
+        return Learned(memory.now, memory.previous) if memory.learn(state, features, targets, kind) else None

@@ -30,7 +30,7 @@ def ridge_setting(value: Any, name: str = "ridge") -> float:
 def bias_setting(value: Any) -> float | Literal["ridge"] | None:
     """The setting `bias_ridge`: a number, "ridge" for the ridge of the weights, or None for a small default."""
     if value is None or value == "ridge":
-        return value  # type: ignore[no-any-return]
+        return value
     if isinstance(value, str):
         raise ValueError(f"bias_ridge must be a number in (0, inf) or 'ridge', got {value!r}")
     return ridge_setting(value, "bias_ridge")

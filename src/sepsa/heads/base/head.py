@@ -23,6 +23,10 @@ class OwnsHead(ABC):
 
     linear: nn.Linear | None = None
     _replaced: ClassVar[tuple[str, ...]] = ()
+    _not_copied: ClassVar[tuple[str, ...]] = ()  # attributes that copies and pickles have as the class has them
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in self._not_copied}
 
     @abstractmethod
     def _start(self, linear: nn.Linear) -> None:

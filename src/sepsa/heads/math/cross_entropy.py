@@ -88,6 +88,7 @@ class UpdateSettings(NamedTuple):
     forgetting: float
     label_smoothing: float
     head_dtype: torch.dtype  # of the head's own weights
+    weighted: bool = False  # whether a class has another weight than 1
 
 
 def learned(

@@ -72,23 +72,20 @@ class Inputs:
         out = cls(categories, means)
         out.names = {name: i for i, name in enumerate(new.texts("names"))}
         out.indicators, out.warned = set(new.texts("indicators")), set(new.texts("warned"))
-        if not isinstance(new["texts"], dict) or not isinstance(new["text_rows"], dict):
-            raise ValueError(f"{entry}['texts'] and ['text_rows'] must be dicts")
-        for column, texts in new["texts"].items():
-            if not isinstance(texts, dict) or not all(type(t) is str for pair in texts.items() for t in pair):
-                raise ValueError(f"{entry}['texts'][{column!r}] must be a dict of strings")
-            if any(name != f"{column}={text}" for text, name in texts.items()) or len(texts) > categories:
-                raise ValueError(f"{entry}['texts'][{column!r}] must name the inputs of at most {categories} texts")
-        named = {name for texts in new["texts"].values() for name in texts.values()}
+        texts, text_rows, levels = (new.mapping(key) for key in ("texts", "text_rows", "levels"))
+        for column in texts.values:
+            of = texts.mapping(column).values
+            wanted = {text: f"{column}={text}" for text in of if type(text) is str}
+            if dict(of) != wanted or len(of) > categories:
+                raise texts.damaged(column, f"the inputs of at most {categories} texts", schema.brief(of))
+            out.texts[column] = wanted
+        named = {name for of in out.texts.values() for name in of.values()}
         if not out.indicators <= named | {NOTHING} or not named <= out.indicators <= set(out.names):
             raise ValueError(f"{entry} must have an input for each text, and a text for each indicator")
-        out.texts = {column: dict(texts) for column, texts in new["texts"].items()}
-        text_rows = schema.Entries(new.path("text_rows"), new["text_rows"])
         out.text_rows = {column: text_rows.integer(column) for column in text_rows.values}
         many = {name for name, texts in out.texts.items() if len(texts) > AT_ONCE}
-        if not isinstance(new["levels"], dict) or not many <= set(new["levels"]) <= set(out.text_rows):
+        if not many <= set(levels.values) <= set(out.text_rows):
             raise new.damaged("levels", "a dict of the columns with many texts", schema.brief(new["levels"]))
-        levels = schema.Entries(new.path("levels"), new["levels"])
         for column in levels.values:
             out.levels[column] = LevelMeans.from_state(
                 levels.entries(column, {"keys", "counts", "sums", "rows", "total"})
@@ -102,21 +99,13 @@ class Inputs:
         candidates: list[Candidate] = []
         warnings: list[tuple[int, str]] = []
         for rank, (name, column) in enumerate(columns.items()):
-            if name not in self.names:
-                rows = np.flatnonzero(~np.isnan(column.numbers))
-                if len(rows):
-                    candidates.append(Candidate(int(rows[0]), rank, name, float(column.numbers[rows[0]]), 0.0))
-            if column.times is not None and f"{name}:{DATE_PARTS[0]}" not in self.names:
-                rows = np.flatnonzero(~np.isnan(column.times))
-                if len(rows):
-                    first = date_parts(column.times[rows[:1]])[0]
-                    candidates += [
-                        Candidate(int(rows[0]), rank, f"{name}:{part}", float(value), 0.0)
-                        for part, value in zip(DATE_PARTS, first, strict=True)
-                    ]
-                    if self.tells_dates:
-                        said = f"column {name!r} holds dates: they become {', '.join(DATE_PARTS)}"
-                        warnings.append((int(rows[0]), said))
+            for of, values in numbers_of(name, column).items():
+                if of in self.names or not len(rows := np.flatnonzero(~np.isnan(values))):
+                    continue
+                candidates.append(Candidate(int(rows[0]), rank, of, float(values[rows[0]]), 0.0))
+                if self.tells_dates and of == date_names(name)[0]:
+                    said = f"column {name!r} holds dates: they become {', '.join(DATE_PARTS)}"
+                    warnings.append((int(rows[0]), said))
             if column.codes is not None:
                 self._add_texts(name, rank, column, candidates, warnings)
         if not self.names and not any(candidate.row == 0 for candidate in candidates):
@@ -127,9 +116,8 @@ class Inputs:
             if name in self.names:
                 continue
             if len(self.names) >= MOST_INPUTS or (scale == 1.0 and texts >= MOST_TEXT_INPUTS):
-                if "too many" not in self.warned:
-                    self.warned.add("too many")
-                    warnings.append((row, f"there are too many inputs: {name!r} and all that are new are left out"))
+                said = f"there are too many inputs: {name!r} and all that are new are left out"
+                self._warn("too many", row, warnings, said)
                 continue
             self.names[name] = len(self.names)
             if scale == 1.0:
@@ -214,7 +202,7 @@ class Inputs:
             names, keys = mean_names(name, self.means), np.array([*keys_of(column.texts), 0], np.int64)[column.codes]
             there = np.flatnonzero(keys)
             there, levels.start = there[there >= levels.start], 0
-            entry = rows_of.get(names[0], (0, 0))[1] if names[0] in rows_of else 0
+            _, entry = rows_of.get(names[0], (0, 0))
             before, after = there[there < entry], there[there >= entry]
             parts = [levels.learn(keys[before], targets[before])]
             for of, mean, deviation in zip(names, *levels.scale(), strict=True):
@@ -231,13 +219,9 @@ class Inputs:
         X = np.full((rows, len(self.names)), math.nan)
         X[:, [self.names[name] for name in self.indicators]] = 0.0
         for name, column in columns.items():
-            if name in self.names:
-                X[:, self.names[name]] = column.numbers
-            if column.times is not None and f"{name}:{DATE_PARTS[0]}" in self.names:
-                parts = date_parts(column.times)
-                for part, values in zip(DATE_PARTS, parts.T, strict=True):
-                    if f"{name}:{part}" in self.names:
-                        X[:, self.names[f"{name}:{part}"]] = values
+            for of, values in numbers_of(name, column).items():
+                if of in self.names:
+                    X[:, self.names[of]] = values
             if column.codes is not None:
                 known = self.texts.get(name, {})
                 places = [self.names[known[text]] if text in known else -1 for text in column.texts]
@@ -255,6 +239,17 @@ class Inputs:
 def mean_names(column: str, means: int) -> list[str]:
     """The names of the inputs that hold the means of a column's texts."""
     return [f"{column}:mean"] if means == 1 else [f"{column}:mean {k}" for k in range(means)]
+
+
+def numbers_of(name: Any, column: Column) -> dict[Any, Floats]:
+    """The numbers of a column by the names of their inputs: its cells that are numbers, and the parts of its dates."""
+    parts = [] if column.times is None else zip(date_names(name), date_parts(column.times).T, strict=True)
+    return {name: column.numbers, **dict(parts)}
+
+
+def date_names(name: Any) -> list[str]:
+    """The names of the inputs that hold the parts of a date."""
+    return [f"{name}:{part}" for part in DATE_PARTS]
 
 
 def date_parts(seconds: Floats) -> Floats:

@@ -46,8 +46,7 @@ class LevelMeans:
         mine = self.keys[slots] == keys
         mean = self.total[0] / max(self.rows, 1)
         sums, counts = np.where(mine[:, None], self.sums[slots], 0.0), np.where(mine, self.counts[slots], 0.0)
-        values: Floats = (sums + PRIOR * mean) / (counts + PRIOR)[:, None]
-        return values
+        return (sums + PRIOR * mean) / (counts + PRIOR)[:, None]
 
     def scale(self) -> tuple[Floats, Floats]:
         """Mean and deviation (outputs,) of all targets so far."""

@@ -111,7 +111,5 @@ def as_array(series: Any) -> NDArray[Any]:
         return series
     kind = getattr(series.dtype, "kind", "")
     if kind and kind in "biuf":
-        numbers: NDArray[Any] = series.to_numpy(np.float64, na_value=math.nan)
-        return numbers
-    values: NDArray[Any] = series.to_numpy(f"{kind}8[us]") if kind in ("m", "M") else series.to_numpy()
-    return values
+        return series.to_numpy(np.float64, na_value=math.nan)
+    return series.to_numpy(f"{kind}8[us]") if kind in ("m", "M") else series.to_numpy()

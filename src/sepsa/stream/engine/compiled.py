@@ -105,6 +105,7 @@ class Engine(StreamEngine):
             "batch": at_least("batch", batch, 1),
             "robust": LOSSES[one_of("loss", loss, LOSSES)],
             "classes": int(classes),
+            "inflation": 1,
             "room": 0 if models is None else tree_parts.room_for(0, inputs, most),
             "trees": at_least("trees", trees, 16),
             "rate": tree_parts.RATE,
@@ -179,11 +180,6 @@ class Engine(StreamEngine):
         """
         return self._core.chosen
 
-    @property
-    def expert_names(self) -> list[str]:
-        """The names of the experts in the order of their answers, the network's first."""
-        return self._core.names
-
     def _of_head(self, part: str) -> NDArray[Any]:
         """A part of the first head's state, as a view."""
         return self.memory(part, "heads", 0)
@@ -197,17 +193,12 @@ class Engine(StreamEngine):
         """W (outputs, features) of the first head, the bias its last column, as a view."""
         return self._of_head("W")
 
-    def set_head(self, weights: Floats) -> None:
-        """Set the head and with it the prior that the ridge pulls to."""
-        self._of_head("W")[:] = self._of_head("PRIOR")[:] = weights
-
     def covariance(self) -> Floats:
         """B (p, p), the inverse of the first head's curvature."""
         U = np.eye(self.head.shape[1])
         column, row = np.tril_indices(len(U), -1)  # U's columns lie one after the other
         U[row, column] = self._of_head("U")
-        result: Floats = (U * self._of_head("D")) @ U.T
-        return result
+        return (U * self._of_head("D")) @ U.T
 
     def scaling(self) -> tuple[Floats, Floats]:
         """Mean and scale (inputs,) by which the network sees (x - mean) · scale, as copies."""
@@ -250,6 +241,10 @@ class Engine(StreamEngine):
     def set_effective_samples(self, samples: float, noise: Floats) -> None:
         self.memory.divide("rows", max(1.0, self.samples / samples))
         set_variance(self._core, noise)
+
+    def set_inflation(self, inflation: int) -> None:
+        if inflation != self.form.settings["inflation"]:
+            self._core = self._core.with_settings(inflation=inflation)
 
     def set_plausible_targets(self, errors: Floats, low: Floats, high: Floats) -> None:
         set_quantiles(self._core, errors)

@@ -15,8 +15,8 @@ def variance(core: Core) -> Floats:
     """The variance (outputs,) of targets about predictions.
 
     With `loss="huber"` it is that of a normal distribution with the 90 % quantile of |error| of recent rows, for errors
-    e/√(1 + φᵀBφ) made before learning; for errors e where there are experts. With `loss="squared"` it is that of ridge
-    regression,
+    e/√(1 + c φᵀBφ) made before learning, those of the mixture where there are experts; c is the setting `inflation`.
+    With `loss="squared"` it is that of ridge regression,
 
         σ² = (Σ e²/(1 + φᵀBφ) - Σ_j ridge_j |W_j - prior_j|²) / (n - tr BΦᵀΦ),
 
@@ -29,8 +29,7 @@ def variance(core: Core) -> Floats:
     if core.models is not None:
         unit, error = np.sqrt(core.memory("GAIN", "network")), core.memory("ERROR", "mixture")[:, 2]
         sizes = np.divide(error, unit, out=np.zeros_like(error), where=unit > 0)
-    result: Floats = (sizes / NINE_TENTHS) ** 2
-    return result
+    return (sizes / NINE_TENTHS) ** 2
 
 
 def set_variance(core: Core, variance: Floats) -> None:

@@ -94,8 +94,7 @@ class StreamEngine(Protocol):
 
     def predict_row(self, x: Sequence[float]) -> list[float]:
         """The prediction for one row."""
-        row: list[float] = self.predict(np.array([x], np.float64))[0].tolist()
-        return row
+        return self.predict(np.array([x], np.float64))[0].tolist()
 
     def resize(self, inputs: int, outputs: int) -> None:
         """Add inputs or outputs as if they had been there, at zero, from the start."""
@@ -132,6 +131,9 @@ class StreamEngine(Protocol):
 
         Rows that were learned in N passes count N times: A <- A/N corrects that and leaves the head as it is.
         """
+
+    def set_inflation(self, inflation: int) -> None:
+        """Follow the errors e/√(1 + c φᵀBφ) with this c from now on, where the noise is that of recent errors."""
 
     def calibration_losses(self) -> Floats:
         """The log-loss of each inverse temperature on rows not yet learned; empty where the engine keeps none."""

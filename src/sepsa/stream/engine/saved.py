@@ -187,6 +187,7 @@ def unpickled(state: dict[str, Any]) -> Core:
     """The engine of which `pickled` returned this."""
     models = state["models"]
     own = {name: state[name] for name in ("inputs", "outputs", "hidden", "heads", "dtype", "settings")}
+    own["settings"] = {"inflation": 1} | own["settings"]
     table = tuple(expert for expert in EXPERTS if expert.name in state.get("table", [expert.name]))
     form = Form(**own, most_rows=state["max_rows"], table=table, models=None if models is None else len(models))
     options = np.array(tuple(state["options"].tolist()), OPTIONS.dtype)

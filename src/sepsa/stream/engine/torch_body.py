@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from sepsa.heads import RLS
+from sepsa.interrupt import whole_change
 from sepsa.optimizer import SepSA
 from sepsa.states import schema
 from sepsa.states.tree import not_finite
@@ -166,24 +167,22 @@ class TorchEngine(StreamEngine):
     def load_state_dict(self, state_dict: dict[str, Any], entry: str = "state_dict") -> None:
         new = schema.read(entry, state_dict, set(self.state_dict()))
         new.equal("inputs", self.inputs)
-        other = self.copy()
         outputs = new.integer("outputs", 1)
-        if outputs != self.outputs:
-            other.resize(self.inputs, outputs)
-        other._mean = new.array("mean", (self.inputs,))
-        other._scale = new.array("scale", (self.inputs,), low=0.0)
-        other._output_weights = new.array("output_weights", (outputs,), low=0.0)
-        other._rng_state = torch.from_numpy(new.array("generator", tuple(self._rng_state.shape), np.uint8))
-        load(new.path("model"), other.optimizer.model, new["model"])
-        load(new.path("optimizer"), other.optimizer, new["optimizer"])
-        self.__dict__.update(other.__dict__)
+        with whole_change(self) as other:
+            if outputs != self.outputs:
+                other.resize(self.inputs, outputs)
+            other._mean = new.array("mean", (self.inputs,))
+            other._scale = new.array("scale", (self.inputs,), low=0.0)
+            other._output_weights = new.array("output_weights", (outputs,), low=0.0)
+            other._rng_state = torch.from_numpy(new.array("generator", tuple(self._rng_state.shape), np.uint8))
+            load(new.path("model"), other.optimizer.model, new["model"])
+            load(new.path("optimizer"), other.optimizer, new["optimizer"])
 
     # ------------------------------------------------------------------ learning
 
     def learn(self, X: Floats, Y: Floats, sample_weight: Floats) -> Floats:
-        other = self.copy()  # an error leaves this engine as it was
-        out = other._learn(X, Y, sample_weight)
-        self.__dict__.update(other.__dict__)
+        with whole_change(self) as other:
+            out: Floats = other._learn(X, Y, sample_weight)
         return out
 
     def _learn(self, X: Floats, Y: Floats, weight: Floats) -> Floats:
@@ -236,8 +235,7 @@ class TorchEngine(StreamEngine):
 
     @torch.no_grad()
     def _features(self, X: Floats) -> Tensor:
-        features: Tensor = self.optimizer.model.eval()[0](self._tensor(X, scaled=True))  # type: ignore[index]
-        return features
+        return self.optimizer.model.eval()[0](self._tensor(X, scaled=True))  # type: ignore[index]
 
     def predict(self, X: Floats) -> Floats:
         with torch.no_grad():

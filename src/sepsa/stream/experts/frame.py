@@ -16,7 +16,7 @@ OWN_CALLS = Record(spread=int, calibrate=int, answer=int, learn=int)
 SIZES = """
 inputs outputs depth width hidden heads parameters units deltas features stride
 experts stacked candidates built_in models
-batch activation optimizer standardize robust classes room trees rate tree_slots
+batch activation optimizer standardize robust classes inflation room trees rate tree_slots
 """
 
 given = Frame(

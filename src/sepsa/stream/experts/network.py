@@ -291,8 +291,9 @@ def follow_rows(model, rows, spread):
     """Update the quantiles of errors, the range of plausible targets, the typical weight and the count of outliers."""
     out, weights = given.OUT(model), given.WEIGHT(model)
     omegas, counts, error, error_run, bounds = parts.views("OMEGA COUNTS ERROR ERROR_RUN RANGE", model)
-    widen = math.sqrt(1.0 + spread)
+    widen = math.sqrt(1.0 + size.inflation(model) * spread)
     for i in range(rows):
+        parts.WIDEN(model)[i] = widen
         if weights[i] <= 0.0:
             continue
         far = 1 if weights[i] > omegas[i] else 0

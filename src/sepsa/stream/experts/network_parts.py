@@ -76,6 +76,7 @@ parts = Group(
     work("WEIGHTS", float, ("heads",)),
     work("OMEGA", float, ("batch",)),
     work("SHARE", float, ("batch",)),  # of a typical row in what the experts learn
+    work("WIDEN", float, ("batch",)),  # √(1 + c φᵀBφ), by which an error is divided for intervals
     work("GRADIENT", BODY, ("parameters",)),
     work("DELTA", BODY, ("deltas",)),
     work("UNITS", BODY, ("batch", "units")),

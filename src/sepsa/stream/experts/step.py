@@ -134,7 +134,7 @@ def bound(model, i):
         if size.robust(model) and not size.classes(model):
             predicted = min(max(out[k] * unit[k], -FARTHEST), FARTHEST)
             off, limit = y[k] - predicted, max(network.FARTHEST_LOSS * plausible_error(error, k), usual)
-            follow_errors(error, error_run, k, abs(off), 1.0)
+            follow_errors(error, error_run, k, abs(off), of_network.WIDEN(model)[i])
             seen[k] = predicted + min(max(off, -max(limit, last_target)), max(limit, last_target))
             if abs(off) > limit:
                 trust = min(trust, limit / abs(off))

@@ -29,6 +29,8 @@ from sepsa.stream.sklearn import SepSARegressor
 
 LEAST = 3  # blocks learned before the learner forecasts; until then the last values of each slot are the forecast
 FEW = 30  # blocks that `fit` learns in order, as `update` does: too few to leave some out
+IMPLAUSIBLE = 30.0  # times the largest deviation so far, beyond which a value counts as missing
+SEVERAL = 3  # such values of a block, which are a new level
 SHARE = 0.25  # of its targets without which a block is not learned
 RECENT = 0.98  # by which earlier errors count less with each block
 ERRORS = 256  # of the last forecasts, whose quantiles are those of an interval
@@ -52,8 +54,10 @@ class BlockHistory:
         ahead: bool,
         seed: int,
         clock: Clock,
+        joined: bool,
     ) -> None:
         self.settings, self.every, self.start = settings, every, start
+        self.joined = joined  # whether further rows at the last time may change a block's last row
         self.lags, self.seasons, self.ahead, self.seed = lags, seasons, ahead, seed
         self.dated, self.zone = clock.dated, clock.zone
         self.grid: Grid | None = clock.grid
@@ -67,6 +71,7 @@ class BlockHistory:
         self.point = -1  # that of the last row on the grid
         self.rows = 0  # so far, including rows in gaps
         self.blocks = 0  # that were learned
+        self.dropped = 0  # values that were implausible
         self.plan: BlockPlan | None = None
         self.newest, self.closed = 0, False  # the number of the last block kept, and whether it is complete
         self.Y: Floats = np.empty((0, self.every, m))
@@ -86,8 +91,8 @@ class BlockHistory:
 
     @property
     def outliers(self) -> int:
-        """The number of blocks that the learner has bounded."""
-        return 0 if self.learner is None else self.learner.outliers_
+        """The number of values that were dropped as implausible, and of blocks that the learner has bounded."""
+        return self.dropped + (0 if self.learner is None else self.learner.outliers_)
 
     @contextmanager
     def learning(self, purpose: Purpose) -> Iterator[None]:
@@ -139,7 +144,7 @@ class BlockHistory:
             if self.purpose == "forecasts" and (told is None or told[0] != block):
                 told = (block, *self._forecast(block, numbers[start:], E[start:]))
             self._write(numbers[start:stop], Y[start:stop], E[start:stop])
-            if int(following[stop - 1]) // self.every > self.newest and not self.closed:
+            if int(following[stop - 1]) // self.every > self.newest and not (self.closed or self.joined):
                 self._close()
             self.point = int(points[stop - 1])
             self.rows += stop - start + int(np.minimum(gaps[start:stop], IMAGINED).sum())
@@ -199,6 +204,7 @@ class BlockHistory:
     def _close(self) -> None:
         """Learn the block whose last targets have come with the newest one."""
         self.closed = True
+        self._drop_implausible()
         plan = self._planned()
         block = self.newest - plan.reach + 1
         targets, ahead = (np.concatenate(a[-plan.reach :])[: plan.horizon] for a in (self.Y, self.E))
@@ -212,13 +218,34 @@ class BlockHistory:
         else:
             self._learn(row, targets, before)
 
+    def _drop_implausible(self) -> None:
+        """Let values of the newest block be missing that are far outside all before; several are a new level."""
+        before, block = self.Y[:-1].reshape(-1, self.Y.shape[2]), self.Y[-1]
+        for j in np.flatnonzero((~np.isnan(before)).sum(0) >= LEAST * self.every):
+            level = np.nanmedian(before[:, j])
+            errors = np.abs(self.residuals[self.assumed :, j]).max(initial=0.0)
+            spread = max(np.nanmax(np.abs(before[:, j] - level)), errors)
+            far = np.abs(block[:, j] - level) > IMPLAUSIBLE * spread
+            if spread > 0 and 0 < far.sum() < SEVERAL:
+                block[far, j] = np.nan
+                self.count[-1, far, j] = 0
+                self.dropped += int(far.sum())
+
     def _planned(self) -> BlockPlan:
         """The plan, made when the first block is complete."""
         if self.plan is None:
-            known = () if self.grid is None else self.grid.seasons()
-            seasons = known if isinstance(self.seasons, str) else check_seasons(self.seasons)
-            self.plan = self._plan_of(seasons)
+            self.plan = self._plan_of(self._seasons(self.grid))
         return self.plan
+
+    def _seasons(self, grid: Grid | None) -> tuple[float, ...]:
+        """The seasons in rows, given or those of a grid."""
+        known = () if grid is None else grid.seasons()
+        return known if isinstance(self.seasons, str) else check_seasons(self.seasons)
+
+    def check(self, grid: Grid | None, series: int, exogenous: int) -> None:
+        """Raise a ValueError where blocks of so many series and inputs on this grid are too wide."""
+        plan = BlockPlan.of(self.every, self.settings.horizon, self.lags, self._seasons(grid), self.ahead)
+        check_width(self.plan or plan, series, exogenous)
 
     def _plan_of(self, seasons: tuple[float, ...]) -> BlockPlan:
         H, m, q = self.settings.horizon, self.settings.series, self.settings.exogenous
@@ -319,7 +346,7 @@ class BlockHistory:
         They are NaN from `reach()` on.
         """
         (block, slots), left = self._slots_ahead(), self.reach()
-        told, ends = self._forecast(block, slots[: len(E)] + block * self.every, E)
+        told, ends = self._forecast(block, slots[: len(E)] + block * self.every, E, whole=len(E) == left)
         made, quantiles = np.full_like(told, np.nan), np.full_like(ends, np.nan)
         made[:, :left], quantiles[..., :left] = told[:, slots[:left]], ends[..., slots[:left]]
         return made, quantiles
@@ -338,10 +365,10 @@ class BlockHistory:
                 f"{given} rows: NaN is a missing one"
             )
 
-    def _forecast(self, block: int, numbers: Any, E: Floats) -> tuple[Floats, Floats]:
+    def _forecast(self, block: int, numbers: Any, E: Floats, whole: bool = False) -> tuple[Floats, Floats]:
         """The forecasts (m, H) of a block, and their quantiles; E are the inputs of rows of these numbers, and later.
 
-        NaN where inputs that are known ahead have not come.
+        NaN where inputs that are known ahead have not come, unless these are all that are asked for: `whole`.
         """
         m, q, H = self.settings.series, self.settings.exogenous, self.settings.horizon
         empty = np.full((m, H), np.nan)
@@ -351,7 +378,7 @@ class BlockHistory:
             ahead[: self.every] = self.E[-1][:H]
         slots = np.asarray(numbers, np.int64) - block * self.every
         ahead[slots[slots < H]] = E[slots < H]
-        if self.ahead and q and self._last_slot(block, slots) < H - 1:
+        if self.ahead and q and not whole and self._last_slot(block, slots) < H - 1:
             return empty, quantiles
         if self.plan is None or self.blocks < LEAST:
             made = self._last_values(block)
@@ -409,7 +436,7 @@ class BlockHistory:
         first = [] if settled else self.first
         m, q = self.settings.series, self.settings.exogenous
         model = {
-            "place": [self.point, self.rows, self.blocks, self.newest, int(self.closed), self.assumed],
+            "place": [self.point, self.rows, self.blocks, self.newest, int(self.closed), self.assumed, self.dropped],
             "Y": packed(self.Y),
             "E": packed(self.E),
             "count": self.count.copy(),
@@ -441,7 +468,8 @@ class BlockHistory:
             if self.plan.kept != new.integer("lags"):
                 raise new.damaged("lags", f"{self.plan.kept} blocks", new["lags"])
         model = new.entries("model", {"place", "Y", "E", "count", "seen", "residuals", "missed", "learner"})
-        place = model.items("place", 6)
+        place = model.items("place", 6 + (len(model.items("place")) > 6))  # files of before have no seventh
+        self.dropped = place.integer(6) if len(place) > 6 else 0
         self.point, self.rows = place.integer(0, -(2**48), 2**48), place.integer(1, 1)
         self.blocks, self.newest = place.integer(2), place.integer(3, -(2**48), 2**48)
         self.closed, self.assumed = bool(place.integer(4, 0, 1)), place.integer(5, 0, ASSUMED)

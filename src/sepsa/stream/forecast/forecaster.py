@@ -159,7 +159,15 @@ class SepSAForecaster(Saves):
         from sepsa.stream.forecast.blocks import BlockHistory  # needs scikit-learn
 
         return BlockHistory(
-            settings, self.every, self.start, self.lags, self.seasons, self.known_ahead, self.seed, self._clock
+            settings,
+            self.every,
+            self.start,
+            self.lags,
+            self.seasons,
+            self.known_ahead,
+            self.seed,
+            self._clock,
+            self.same_time != "error",
         )
 
     @property
@@ -341,6 +349,13 @@ class SepSAForecaster(Saves):
         inputs = Table(empty, [], False, None, "") if X is None else read_table("X", X)
         if len(inputs.values) != len(table.values):
             raise ValueError(f"X must be rows ({len(table.values)}, inputs), got an array of shape {np.shape(X)}")
+        if inputs.times is not None and table.times is not None:
+            other = np.flatnonzero(inputs.times.seconds != table.times.seconds)
+            if len(other):
+                raise ValueError(
+                    f"X must have the times of Y, got others in {len(other)} rows, first in row {other[0]}: give "
+                    "X.loc[Y.index], or an array, which has no times"
+                )
         if self._names is not None:
             table = table._replace(values=arranged("Y", self._names, table), names=self._names)
             inputs = inputs._replace(values=arranged("X", self._inputs, inputs))
@@ -616,9 +631,11 @@ class SepSAForecaster(Saves):
             X: As for `update`.
             times: As for `update`.
         """
-        table, _, _ = self._read(y, X, times)
+        table, _, inputs = self._read(y, X, times)
+        clock = self.clock()
         if table.times is not None:
-            self._plan(self.clock(), table.times)
+            self._plan(clock, table.times)
+        self._history.check(clock.grid, len(table.names), len(inputs))
 
     def predict(
         self,
@@ -664,6 +681,13 @@ class SepSAForecaster(Saves):
         table = read_table("X", X)
         if len(table.values) > steps:
             raise ValueError(f"X must have at most the {steps} rows that are forecast, got {len(table.values)}")
+        if table.times is not None and self._clock.grid is not None and self._clock.last is not None:
+            for h, at in enumerate(table.times.seconds.tolist(), 1):
+                if self._clock.index(at) != self._clock.last + h:
+                    raise ValueError(
+                        f"X must have the times of the rows ahead, {self._clock.ahead(h)} in row {h - 1}, got "
+                        f"{self._clock.label(at)}: give these rows, or an array, which has no times"
+                    )
         values = arranged("X", self._inputs, table)
         return [dict(zip(self._inputs, row, strict=True)) for row in values.tolist()]
 

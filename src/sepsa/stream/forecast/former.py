@@ -18,8 +18,8 @@ def in_form(state: Any, groups: Set[str], sizes: Sizes) -> Any:
             state = with_group(state)
         if state["shared"]["QUANTILES"].ndim == 3:
             state = with_kinds(state, sizes["kinds"])
-        if len(state["stack"]["KNOWN"]) == sizes["seasons"] + 1:
-            state = with_trends(state, sizes)
+        if "SMOOTH" not in state["stack"]:
+            state = with_smoothing(state, sizes)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         pass
     return state
@@ -47,18 +47,24 @@ def with_kinds(state: Any, kinds: int) -> Any:
     return {**state, "shared": {**own, **{name: np.stack([own[name]] * kinds, axis) for name, axis in axes.items()}}}
 
 
-def with_trends(state: Any, sizes: Sizes) -> Any:
-    """A state from before naive forecasts with a trend: these are new, and none is ahead of the one in use."""
-    own, bases = state["stack"], sizes["seasons"] + 1
-    known, missed = own["KNOWN"], own["MISSED"]
+def with_smoothing(state: Any, sizes: Sizes) -> Any:
+    """A state from before exponential smoothing, perhaps with other naive forecasts: none leads that in use."""
+    own, shared, bases = state["stack"], state["shared"], sizes["seasons"] + 1
+    known, missed, base = own["KNOWN"], own["MISSED"], shared["BASE"]
     new = np.zeros((sizes["naive"] - bases, *known.shape[1:]))
     new[..., LEAD_SQUARE] = 4.0
-    longer = {
-        "KNOWN": np.concatenate([known, new]),
-        "MISSED": np.concatenate([np.tile(missed[:bases], (sizes["naive"] // bases, 1, 1)), missed[bases:]]),
+    lags, last = ring(shared, sizes["recent"]), base[(int(shared["COUNTS"][0]) - 1) % len(base)]
+    level = np.zeros((len(last), sizes["smoothers"], 2))
+    level[..., 0] = last[:, None]
+    stack = {
+        "KNOWN": np.moveaxis(np.concatenate([known[:bases], new]), 0, 2),
+        "MISSED": np.concatenate([missed[:bases], missed[-3:]]),
+        "LEADER": own["LEADER"] % bases,
+        "SMOOTH": level,
+        "INDEX": np.zeros((len(last), sizes["season_rows"])),
+        "SMOOTHED": np.tile(base[:, :, None, None], (1, 1, len(base), sizes["smoothers"])),
     }
-    lags = ring(state["shared"], sizes["recent"])
-    return {**state, "stack": {**own, **longer}, "shared": {**state["shared"], "LAGS": lags}}
+    return {**state, "stack": {**own, **stack}, "shared": {**shared, "LAGS": lags}}
 
 
 def ring(shared: Mapping[str, Any], n: int) -> Any:

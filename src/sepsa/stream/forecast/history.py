@@ -49,6 +49,9 @@ class History:
         """The number of rows that can be forecast."""
         return self.settings.horizon
 
+    def check(self, grid: Grid | None, series: int, exogenous: int) -> None:
+        """Any number of series and inputs can be learned."""
+
     def check_ahead(self, given: int) -> None:
         """Forecasts use the exogenous inputs of as many rows ahead as are given."""
 
@@ -74,6 +77,8 @@ class History:
         if at < len(Y):
             assert self.model is not None
             parts.append(self.model.learn(Y[at:], E[at:], intervals, ahead))
+        if len(parts) == 1:
+            return parts[0]
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
     def learn_spaced(

@@ -30,7 +30,7 @@ OPTIONS = np.array(tuple(field.start for field in parts.OPTIONS.fields.values())
 SAVED = {"own": ("heads", parts.OWN), "joint": ("heads", parts.JOINT)} | {
     name: (name, 0) for name in ("stack", "exogenous", "shared")
 }
-_CALL = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
+function = lru_cache(8)(ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64))  # of a kernel's address
 
 
 class Term(NamedTuple):
@@ -121,6 +121,8 @@ class ForecastModel:
         self._given = (self._workspace, self.memory.vector, layout.numbers, OPTIONS, self._call)
         self._slots = self._workspace[: len(parts.given.slots)].view(np.int64)
         self._slots[: len(self._given)] = [array.ctypes.data for array in self._given]
+        # Views of a row's every call.
+        self._rows, self._address = self.part("COUNTS")["rows"], self._workspace.ctypes.data
 
     def _write_settings(self, terms: list[list[list[Term]]]) -> None:
         """Write the parts that follow from the settings, and those that begin with the ridge."""
@@ -145,7 +147,7 @@ class ForecastModel:
     @property
     def rows(self) -> int:
         """The number of rows learned."""
-        return int(self.part("COUNTS")["rows"])
+        return int(self._rows)
 
     @property
     def outliers(self) -> int:
@@ -184,7 +186,7 @@ class ForecastModel:
         """Call a kernel for these rows, with the arrays of the call."""
         compile_kernels((step.learn, step.revise), "the forecaster")
         self._slots[len(self._given) :][: len(arrays)] = [array.ctypes.data for array in arrays]
-        return int(_CALL(kernel.address)(self._workspace.ctypes.data, rows))
+        return int(function(kernel.address)(self._address, rows))
 
     def errors(self) -> dict[str, Floats]:
         """The recent absolute errors (m, H) of the forecasts and of each naive forecast."""

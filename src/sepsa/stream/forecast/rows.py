@@ -47,8 +47,8 @@ def read_table(what: str, data: Any, times: Any = None) -> Table:
             raise ValueError(f"times must be a column of {what}, or times of its rows, got {column!r}")
         times = data[column]
         data = data.drop(columns=column) if pandas else data.drop(column)
-    elif times is None and pandas and what != "X":
-        times = index_times(what, index)
+    elif times is None and pandas:
+        times = index_times(what, index) if what != "X" else index if has_times(index) else None
     if hasattr(data, "columns"):
         names = list(data.columns)
     flat = getattr(data, "ndim", None) == 1 or (names is None and np.ndim(data) == 1)
@@ -66,9 +66,14 @@ def read_table(what: str, data: Any, times: Any = None) -> Table:
     return Table(rows, names, flat, moments, frame, column)
 
 
+def has_times(index: Any) -> bool:
+    """Whether this is a DatetimeIndex or a PeriodIndex of pandas."""
+    return hasattr(index, "tz") or hasattr(index, "asfreq")
+
+
 def index_times(what: str, index: Any) -> Any:
     """The times that an index of pandas has, None if it only counts the rows; an error for any other index."""
-    if hasattr(index, "tz") or hasattr(index, "asfreq"):
+    if has_times(index):
         return index
     if getattr(index, "nlevels", 1) == 1 and index.dtype.kind in "iufb":
         return None

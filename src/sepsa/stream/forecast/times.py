@@ -104,5 +104,5 @@ def read_zone(saved: Any) -> tzinfo | None:
         return None
     try:
         return ZoneInfo(saved) if isinstance(saved, str) else timezone(timedelta(seconds=float(saved)))
-    except (KeyError, ValueError, TypeError, OSError):
+    except (KeyError, ValueError, TypeError, OverflowError, OSError):
         raise schema.damaged("state_dict['clock']['zone']", "a zone or seconds", schema.brief(saved)) from None

@@ -197,7 +197,7 @@ class Memory:
 def view(vector: NDArray[Any], place: Place) -> NDArray[Any]:
     """A part of a state as a view of its dtype and shape."""
     cells = vector[place.start : place.start + place.cells]
-    return cells.view(place.dtype)[: math.prod(place.shape)].reshape(place.shape)  # type: ignore[no-any-return]
+    return cells.view(place.dtype)[: math.prod(place.shape)].reshape(place.shape)
 
 
 def shapes_of(group: Group, entries: schema.Entries) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:

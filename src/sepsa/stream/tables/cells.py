@@ -94,5 +94,4 @@ def is_text(kind: Any) -> bool:
 def filled(array: Any, instead: Any) -> NDArray[Any]:
     """The values of an Arrow array with a number of NumPy for null; `to_numpy` and `pa.scalar` would import pandas."""
     null = pa.Array.from_buffers(array.type, 1, [None, pa.py_buffer(instead.tobytes())])[0]
-    values: NDArray[Any] = np.from_dlpack(pc.fill_null(array, null))
-    return values
+    return np.from_dlpack(pc.fill_null(array, null))

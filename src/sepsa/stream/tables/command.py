@@ -98,8 +98,7 @@ class StreamRun:
             self.position = None
             self._warn_of_columns()
         self.predictions = self._open_predictions(position.get("predictions"))
-        if self.predictions.output is not None:
-            held.callback(self.predictions.output.close)
+        held.callback(self.predictions.output.close)
         self.quarantine = Output(place, "line,reason,text\n", position.get("quarantine"), lazy=True)
         held.callback(self.quarantine.close)
         self.rows_at_start, self.quarantined_at_start = self.model.trace.rows, self.model.quarantined
@@ -207,8 +206,7 @@ class StreamRun:
         self.left_out.add(len(result.lines), result.bad)
 
     def _idle(self) -> None:
-        if self.predictions.output is not None:
-            self.predictions.output.flush()
+        self.predictions.output.flush()
         if self.unsaved and time.monotonic() - self.saved_at > IDLE:
             self.save()
         self.line.show()
@@ -219,7 +217,6 @@ class StreamRun:
         sizes = {
             name: [str(output.path), output.sync()]
             for name, output in (("predictions", self.predictions.output), ("quarantine", self.quarantine))
-            if output is not None
         }
         if path is not None and (self.unsaved or not path.exists()):
             position = {"table": self.position, **sizes}
@@ -328,8 +325,7 @@ def predict_table(saved: Path, options: DetailOptions) -> int:
         for block in first:
             check_kinds(block, model)
         predictions = Predictions(options.predictions, header_of(asked), options.digits)
-        if predictions.output is not None:
-            held.callback(predictions.output.close)
+        held.callback(predictions.output.close)
         for block in itertools.chain(first, blocks):
             if len(block) and not known.issuperset(block.columns):
                 warn_of_columns(list(block.columns), model, known or None)
@@ -339,8 +335,7 @@ def predict_table(saved: Path, options: DetailOptions) -> int:
             for bad in result.bad[: max(0, SHOWN - left_out.lost)]:
                 say(f"line {bad.line} is not predicted: {bad.reason}")
             left_out.add(len(result.lines), result.bad)
-        if predictions.output is not None:
-            predictions.output.sync()
+        predictions.output.sync()
     rows, lost = left_out.used, left_out.lost
     if not rows and not lost:
         say(f"{name_of(options.source)} holds no rows")

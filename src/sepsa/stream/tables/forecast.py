@@ -19,7 +19,7 @@ from sepsa.stream.tables.inspection import spelled
 from sepsa.stream.tables.model import BlockResult
 from sepsa.stream.tables.output import Misuse, Predictions, error_of, print_text, quote, say, speller
 from sepsa.stream.tables.reading import cure_of
-from sepsa.stream.tables.report import ticks, write_template
+from sepsa.stream.tables.report import Chart, write_template
 from sepsa.stream.tables.series import ForecastTable, date_of
 
 
@@ -27,7 +27,7 @@ class ForecastFile(Predictions):
     """A CSV file with the forecasts made after each row; nothing where there is none."""
 
     def write(self, result: BlockResult) -> None:
-        if self.output is not None:
+        if not self.printed:
             made_of = (",".join(map(self.spell, made.ravel().tolist())) for made in result.predictions)
             self.output.write("".join(map("{},{}\n".format, result.lines.tolist(), made_of)))
 
@@ -108,6 +108,19 @@ class ForecastRun(StreamRun):
                 f"--known-ahead with --every {model.every} needs {rows} rows without a target at the end, with the "
                 f"inputs of the rows ahead, got {len(model.ahead)}"
             )
+        clock = model.forecaster.clock()
+        for h, at in enumerate(model.ahead_at[:rows] if model.time is not None and clock.last is not None else (), 1):
+            if clock.index(at) != clock.last + h:
+                raise Misuse(
+                    f"rows without a target at the end must be those ahead, without a gap: row {h} of them must be at "
+                    f"{clock.ahead(h)}, got {clock.label(at)}"
+                )
+        late = len(model.history) - int(np.flatnonzero(~np.isnan(model.history).all(1))[-1]) - 1
+        if model.known_ahead and late:
+            say(
+                f"more than {model.horizon} rows at the end have no target: the last {len(model.ahead)} are forecast, "
+                f"and {late} before them count as missing values"
+            )
 
     def _finish(self) -> None:
         """Print the forecast after the last row, and write the page."""
@@ -183,7 +196,7 @@ def write_page(path: Path, source: str, model: ForecastTable) -> None:
         model=model,
         score=error_of(model),  # type: ignore[arg-type]
         charts=[
-            (name, Fan(model.history[:, j], made[:, j], [band[:, j] for band in bands]))
+            (name, fan_chart(model.history[:, j], made[:, j], [band[:, j] for band in bands]))
             for j, name in enumerate(model.target)
         ],
         table=last_forecast(model),
@@ -193,30 +206,22 @@ def write_page(path: Path, source: str, model: ForecastTable) -> None:
     )
 
 
-class Fan:
-    """Past values, forecasts and their intervals as SVG coordinates."""
+def fan_chart(past: Floats, made: Floats, bands: list[Floats]) -> dict[str, Any]:
+    """Past values, forecasts and their intervals over the rows after the last one: the chart, its lines and bands."""
+    values = np.concatenate([past, made, *map(np.ravel, bands)])
+    values = values[np.isfinite(values)] if np.isfinite(values).any() else np.zeros(1)
+    low, rows, ahead = float(values.min()), np.arange(1 - len(past), 1), np.arange(1, 1 + len(made))
+    chart = Chart((min(rows[0], 0), max(len(made), 1)), (low, low + max(float(np.ptp(values)), 1e-12) * 1.04))
 
-    WIDTH, HEIGHT, LEFT, BOTTOM = 860, 260, 70, 20
+    def line(x: Any, y: Any) -> str:
+        pairs = zip(x.tolist(), y.tolist(), strict=True)
+        return " ".join("{},{}".format(*chart.at(*pair)) for pair in pairs if math.isfinite(pair[1]))
 
-    def __init__(self, past: Floats, made: Floats, bands: list[Floats]) -> None:
-        values = np.concatenate([past, made, *(band.ravel() for band in bands)])
-        values = values[np.isfinite(values)] if np.isfinite(values).any() else np.zeros(1)
-        self.low, high = float(values.min()), float(values.max())
-        self.span = max(high - self.low, 1e-12) * 1.04
-        self.step = (self.WIDTH - self.LEFT) / max(1, len(past) + len(made) - 1)
-        at = len(past)
-        there = np.flatnonzero(~np.isnan(past))
-        self.past = self._line(there, past[there])
-        start = there[-1:]  # the forecasts are joined to the last value
-        self.made = self._line(np.append(start, at + np.arange(len(made))), np.append(past[start], made))
-        steps = at + np.arange(len(made))
-        self.bands = [self._line(np.append(steps, steps[::-1]), np.append(band[:, 0], band[::-1, 1])) for band in bands]
-        self.now = f"{self.LEFT + (at - 1) * self.step:.1f}"
-        self.across = [(f"{self._y(v):.1f}", f"{v:,.5g}") for v in ticks(self.low, self.low + self.span)]
-
-    def _line(self, rows: Any, values: Any) -> str:
-        pairs = [pair for pair in zip(rows.tolist(), values.tolist(), strict=True) if math.isfinite(pair[1])]
-        return " ".join(f"{self.LEFT + i * self.step:.1f},{self._y(value):.1f}" for i, value in pairs)
-
-    def _y(self, value: float) -> float:
-        return (self.HEIGHT - self.BOTTOM) * (1 - (value - self.low) / self.span) + 4
+    last = np.flatnonzero(~np.isnan(past))[-1:]  # the forecasts are joined to the last value
+    return {
+        "chart": chart,
+        "past": line(rows, past),
+        "made": line(np.append(rows[last], ahead), np.append(past[last], made)),
+        "bands": [line(np.append(ahead, ahead[::-1]), np.append(band[:, 0], band[::-1, 1])) for band in bands],
+        "now": chart.at(0, low)[0],
+    }

@@ -87,6 +87,14 @@ class TextReader(TableReader):
     records: Records
     batch = 1 << 16  # records at most
 
+    def __init__(self, source: ByteSource, reading: Reading) -> None:
+        super().__init__(reading)
+        self.source, self.is_utf8 = source, source.is_utf8
+
+    def resume(self, position: Position | None) -> None:
+        """Continue at a position, where it is one of this table."""
+        self.resumed = position is not None and "offset" in position and self.records.resume(position)
+
     def _blocks(self) -> Iterator[RowBlock | None]:
         for batch in self.records.batches(self.batch):
             if batch is None:
@@ -107,9 +115,10 @@ class TextReader(TableReader):
 class CsvReader(TextReader):
     """A CSV file whose first line names the columns."""
 
+    names: list[str]
+
     def __init__(self, source: ByteSource, reading: Reading, resume: Position | None) -> None:
-        super().__init__(reading)
-        self.source, self.is_utf8 = source, source.is_utf8
+        super().__init__(source, reading)
         start = source.peek()
         if start[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in start[:8]:
             cure = f"give --encoding utf-16 if it is a text in UTF-16. {READS}"
@@ -119,7 +128,7 @@ class CsvReader(TextReader):
         self.separator = reading.sep or find_separator(line.decode(errors="replace"))
         self.records = Records(source, self.separator)
         self.names = self._read_header()
-        self.resumed = resume is not None and self.records.resume(resume)
+        self.resume(resume)
         self._texts: set[str] = set()  # the columns with texts or dates in the previous block
 
     def _read_header(self) -> list[str]:
@@ -140,13 +149,10 @@ class CsvReader(TextReader):
         return check_names([cell.strip() or f"column {i + 1}" for i, cell in enumerate(cells)], name)
 
     def _block(self, batch: RecordBatch) -> RowBlock:
-        assert self.names is not None
         sizes = np.diff(batch.ends, prepend=0)
         good = (batch.flags == 0) & (batch.fields == len(self.names)) & (sizes <= records.LONGEST)
-        try:
-            batch.data.decode()
-        except UnicodeDecodeError:
-            good &= [is_utf8(batch.record(i)) for i in range(len(good))]
+        if fails(batch.data.decode):
+            good &= [not fails(batch.record(i).decode) for i in range(len(good))]
         places = np.flatnonzero(good)
         data = batch.data if good.all() else b"".join(batch.record(i) + b"\n" for i in places)
         bad = [
@@ -158,7 +164,7 @@ class CsvReader(TextReader):
             try:
                 columns = self._columns(data, len(places))
             except pa.ArrowInvalid:  # Arrow divides some record into others than the lexer
-                read = np.array([self._is_read(batch.record(i)) for i in places])
+                read = np.array([not fails(self._columns, batch.record(i) + b"\n", 1) for i in places])
                 bad += [BadRow(int(batch.lines[i]), "the line cannot be read", batch.text(i)) for i in places[~read]]
                 places = places[read]
                 if len(places):
@@ -168,7 +174,6 @@ class CsvReader(TextReader):
 
     def _reason(self, batch: RecordBatch, i: Any) -> str:
         """Why record i cannot be read."""
-        assert self.names is not None
         if batch.flags[i] & lexer.HAS_NUL:
             return "the line holds a NUL byte"
         if batch.flags[i] & lexer.OPEN_QUOTE:
@@ -179,16 +184,7 @@ class CsvReader(TextReader):
             return f"the line has {batch.fields[i]} cells where the header has {len(self.names)}"
         return f"the line is not in {spell_encoding(self.source.encoding)}"
 
-    def _is_read(self, record: bytes) -> bool:
-        """Whether Arrow takes a record for one row."""
-        try:
-            self._columns(record + b"\n", 1)
-        except pa.ArrowInvalid:
-            return False
-        return True
-
     def _columns(self, data: bytes, rows: int) -> dict[str, Column]:
-        assert self.names is not None
         used = [name for name in self.names if name not in self.drop]
         if not used:
             return {}
@@ -225,12 +221,11 @@ class JsonLinesReader(TextReader):
     batch = ROWS
 
     def __init__(self, source: ByteSource, reading: Reading, resume: Position | None) -> None:
-        super().__init__(reading)
-        self.source, self.is_utf8 = source, source.is_utf8
+        super().__init__(source, reading)
         if source.peek().lstrip().startswith(b"["):
             raise TableError(f"{source.name} is one JSON array: write one object a line, as jq -c '.[]' does")
         self.records = Records(source)
-        self.resumed = resume is not None and self.records.resume(resume)
+        self.resume(resume)
 
     def _block(self, batch: RecordBatch) -> RowBlock:
         rows, places, bad = [], [], []
@@ -303,8 +298,9 @@ class ArrowReader(TableReader):
                 file.seek(max(0, file.tell() - KEPT))
                 identity.update(file.read())  # the index of a Parquet or Arrow file
         self._identity = identity.hexdigest()
-        self.resumed = resume is not None and resume.get("table") == self._identity
-        self._row = int(resume["row"]) if resume is not None and self.resumed else 0
+        known = resume or {}
+        self.resumed = known.get("table") == self._identity
+        self._row = int(known["row"]) if self.resumed else 0
 
     def _blocks(self) -> Iterator[RowBlock | None]:
         used = [name for name in self.names or () if name not in self.drop]
@@ -369,12 +365,10 @@ def open_table(
     if source.magic.startswith(BINARY):
         if follow:
             raise TableError(f"--follow needs CSV or JSON lines, and {source.name} is neither")
-        return ArrowReader(path, source, held, reading, resume if resume and "table" in resume else None)
+        return ArrowReader(path, source, held, reading, resume)
     if (kind := kind_of_file(source.magic)) and not source.compressed:
         cure = "save the sheet as CSV" if "workbook" in kind else "convert or unpack it"
         raise TableError(f"{source.name} is {kind}: {cure}. {READS}")
-    if resume and "offset" not in resume:
-        resume = None
     if source.peek().lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
         return JsonLinesReader(source, reading, resume)
     return CsvReader(source, reading, resume)
@@ -414,12 +408,13 @@ def check_names(names: list[str], table: str) -> list[str]:
     return names
 
 
-def is_utf8(data: bytes) -> bool:
+def fails(read: Callable[..., Any], *given: Any) -> bool:
+    """Whether what is given cannot be read so."""
     try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+        read(*given)
+    except (UnicodeDecodeError, pa.ArrowInvalid):
+        return True
+    return False
 
 
 def one_line(error: BaseException) -> str:

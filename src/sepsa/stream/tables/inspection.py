@@ -11,7 +11,7 @@ import numpy as np
 from sepsa.states.file import FIRST, CheckpointError, Header, older, read_path
 from sepsa.states.objects import unpack
 from sepsa.states.tree import not_finite
-from sepsa.stream.columns.inputs import DATE_PARTS
+from sepsa.stream.columns.inputs import DATE_PARTS, date_names
 from sepsa.stream.tables.formats import kind_of_file
 from sepsa.stream.tables.model import TableModel
 from sepsa.stream.tables.output import duration, error_of
@@ -104,9 +104,9 @@ def column_names(model: TableModel) -> list[str]:
     """The columns that the model's inputs encode."""
     inputs = model.inputs
     names = dict.fromkeys(name for name in inputs.names if name not in inputs.indicators)
-    for first in [name for name in names if name.endswith(f":{DATE_PARTS[0]}")]:
-        column = first.removesuffix(f":{DATE_PARTS[0]}")
-        if all(f"{column}:{part}" in names for part in DATE_PARTS):
+    days = f":{DATE_PARTS[0]}"
+    for column in [name.removesuffix(days) for name in names if name.endswith(days)]:
+        if names.keys() >= {*date_names(column)}:
             names = {name: None for name in names if name.rpartition(":")[0] != column} | {column: None}
     return list(names | dict.fromkeys(inputs.texts))
 

@@ -17,7 +17,7 @@ from sepsa.states import schema
 from sepsa.states.objects import rebuilt_as
 from sepsa.stream.calibration import probabilities
 from sepsa.stream.columns.cells import Column
-from sepsa.stream.columns.inputs import CLASS_MEANS, DATE_PARTS, Inputs
+from sepsa.stream.columns.inputs import CLASS_MEANS, Inputs, date_names
 from sepsa.stream.engine.bodies import NAMED
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import class_codes, first_rows, indicators, learn_rows
@@ -89,7 +89,7 @@ class TableModel(TableOptions):
         self.warnings: deque[str] = deque(maxlen=MOST_WARNINGS)
         self.coverage: tuple[float, int, int] | None = None  # share asked for, rows with an interval, targets in it
         self._new_learner(1, 1)  # checks the options
-        self._learner: StreamLearner | None = None
+        self.learner: StreamLearner | None = None  # None before the first row
 
     def get_params(self) -> dict[str, Any]:
         return values_of(self, TableOptions) | vars(self.reading)
@@ -109,11 +109,6 @@ class TableModel(TableOptions):
             forgetting=self.forgetting,
             body=self.body,
         )
-
-    @property
-    def learner(self) -> StreamLearner | None:
-        """The learner of rows of numbers; None before the first row."""
-        return self._learner
 
     # ------------------------------------------------------------------ learning
 
@@ -154,7 +149,7 @@ class TableModel(TableOptions):
         X, names = self.inputs.encode(columns, rows), list(self.classes)
         Y = indicators(labels, len(names)) if self.classify else target.numbers[:, None].copy()
         new_inputs = self.inputs.learn_means(X, columns, Y, new_inputs)
-        known, first = 0 if self._learner is None else self._learner.engine.outputs, first_rows(labels, Y.shape[1])
+        known, first = 0 if self.learner is None else self.learner.engine.outputs, first_rows(labels, Y.shape[1])
         arrivals, first[:known] = first[known:].tolist(), -1
         kept, details = np.ones(rows, bool), dict[int, Any]()
 
@@ -172,8 +167,8 @@ class TableModel(TableOptions):
                     kept[row] = False
             return before
 
-        self._learner, before = learn_rows(
-            self._learner, self._new_learner, X, Y, np.ones(rows), new_inputs, arrivals, learn=learn
+        self.learner, before = learn_rows(
+            self.learner, self._new_learner, X, Y, np.ones(rows), new_inputs, arrivals, learn=learn
         )
         looked = [details[row] for row in np.flatnonzero(kept).tolist()] if asked is not None else []
         if asked is not None and asked.intervals is not None:
@@ -234,7 +229,7 @@ class TableModel(TableOptions):
     def learned_kind(self, name: str) -> str:
         """What all cells of a column were so far, "number" or "date"; empty where they were texts, mixed or none."""
         number = name in self.inputs.names and name not in self.inputs.indicators
-        dates = f"{name}:{DATE_PARTS[0]}" in self.inputs.names
+        dates = date_names(name)[0] in self.inputs.names
         return "" if self.inputs.text_rows.get(name) or number == dates else "number" if number else "date"
 
     def other_kind(self, name: str, column: Column) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -254,7 +249,7 @@ class TableModel(TableOptions):
 
     def predict(self, block: RowBlock, asked: Details | None = None) -> BlockResult:
         """Predict the rows that can be used, without learning them."""
-        if self._learner is None:
+        if self.learner is None:
             raise ValueError("the model has not learned any row yet and cannot predict")
         usable = UsableRows(block)
         self.refuse_rows(usable, learning=False)
@@ -263,8 +258,8 @@ class TableModel(TableOptions):
         details: list[Any] = []
         if len(rows):
             X, names = self.inputs.encode(self._inputs(block, rows), len(rows)), list(self.classes)
-            scores = self._learner.predict(X)
-            details = [] if asked is None else asked.of_rows(self._learner, X, names)
+            scores = self.learner.predict(X)
+            details = [] if asked is None else asked.of_rows(self.learner, X, names)
             if self.classify:
                 predictions = [names[k] for k in scores.argmax(1).tolist()]
             else:
@@ -280,7 +275,7 @@ class TableModel(TableOptions):
             "classes": list(self.classes),
             "trace": self.trace.state_dict(),
             "quarantined": self.quarantined,
-            "learner": None if self._learner is None else self._learner.state_dict(),
+            "learner": None if self.learner is None else self.learner.state_dict(),
             "latest": [list(pair) for pair in self.latest],
             "warnings": list(self.warnings),
             "coverage": None if self.coverage is None else list(self.coverage),
@@ -310,7 +305,7 @@ class TableModel(TableOptions):
         elif inputs.names or classes or trace.rows:
             raise ValueError("state['learner'] must not be None where rows have been learned")
         self.inputs, self.classes = inputs, {label: i for i, label in enumerate(classes)}
-        self.trace, self.quarantined, self._learner = trace, quarantined, learner
+        self.trace, self.quarantined, self.learner = trace, quarantined, learner
         self.latest, self.warnings, self.coverage = latest, warnings, coverage
 
     def _read_for_report(self, new: schema.Entries) -> tuple[deque[Any], deque[str], tuple[float, int, int] | None]:

@@ -7,7 +7,6 @@ of how a file is read are fields of `reading.Reading`.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -58,12 +57,14 @@ class TableOptions:
     drop: tuple[str, ...] = option((), "Columns to leave out, with commas between.", read=names)
     categorical: tuple[str, ...] = option((), "Columns of numbers that are names, such as postal codes.", read=names)
     categories: int = option(
-        CATEGORIES, "Most texts of a column that get an input each; others share one, their targets' mean.", min=1
+        CATEGORIES,
+        "How many texts of a column get an input each; all others share one, the mean target of a text.",
+        min=1,
     )
     forgetting: float | str = option(
-        "auto", "1: all rows count alike; 0.999 follows drift; auto weights such heads by error.", read=number
+        "auto", "1: all rows count alike; 0.999: about the last 1,000; auto: several, by their errors.", read=number
     )
-    ridge: float | str = option(10.0, "How strongly the head is held at its start.", read=number)
+    ridge: float | str = option(10.0, "How strongly the weights of the head are pulled to zero.", read=number)
     seed: int = option(0, "Same rows and same seed, same numbers.", min=0)
     body: str = option(
         "experts", "experts: trees, neighbours and others beside the network; fourier: the network alone, faster."
@@ -78,15 +79,19 @@ class SeriesOptions:
     _: KW_ONLY
     time: str | None = option(None, "The column of times: dates or seconds; rows left out are gaps.")
     inputs: tuple[str, ...] = option((), "Columns that help to forecast, with commas between.", read=names)
-    known_ahead: bool = option(False, "Rows without a target at the end have the inputs of rows ahead.")
-    horizon: int = option(24, "Rows ahead.", min=1)
+    known_ahead: bool = option(
+        False, "Inputs are known ahead: rows at the end without a target have those of the rows to forecast."
+    )
+    horizon: int = option(24, "How many rows ahead are forecast.", min=1)
     lags: int | str = option("auto", "Past rows that are inputs.", min=1)
-    seasons: Any = option("auto", "Periods in rows, with commas between; else found by itself.", read=periods)
+    seasons: Any = option("auto", "Periods in rows, with commas between; else they are found.", read=periods)
     step: float | str | None = option(
-        None, "Seconds between rows, or day, business day, week, month, ...; else found by itself.", read=step_in_words
+        None, "Seconds between rows, or day, business day, week, month, ...; else it is found.", read=step_in_words
     )
     bounds: Any = option((None, None), "Least and largest value, as 0, or 0,100; else none.", read=limits)
-    same_time: str = option("error", "Several rows at a time: first, last, mean or sum; else all but one are bad.")
+    same_time: str = option(
+        "error", "What becomes of rows of one time: first, last, mean or sum; else the first alone is learned."
+    )
     every: int = option(1, "Rows of a block: forecasts are made every so many rows, as 24 for day-ahead.", min=1)
     start: int = option(0, "Row of the day at which a block begins, counted from midnight.", min=0)
 
@@ -115,9 +120,9 @@ class CommandOptions:
     )
     model: ClassVar[type | None] = None  # has the options of the model
 
-    def __init__(self, source: Path | None, *, reading: Mapping[str, Any] | None = None, **given: Any) -> None:
+    def __init__(self, source: Path | None, **given: Any) -> None:
         self.source, own = source, {each.name for each in fields(self)}
-        self.reading = {**(reading or {}), **{name: given.pop(name) for name in MEANINGS if name in given}}
+        self.reading = {name: given.pop(name) for name in MEANINGS if name in given}
         self.settings: dict[str, Any] = {}
         for name, value in given.items():
             if name in own:
@@ -130,8 +135,8 @@ class CommandOptions:
 class DetailOptions(CommandOptions):
     """What may be written beside each prediction."""
 
-    intervals: float | None = option(None, "Also low and high ends that hold this share of targets, as 0.9.")
-    probabilities: bool = option(False, "Also the probability of each class, as a JSON object.")
+    intervals: float | None = option(None, "Also write low and high, between which this share of targets lies, as 0.9.")
+    probabilities: bool = option(False, "Also write the probability of each class, as a JSON object.")
 
 
 @dataclass(init=False)

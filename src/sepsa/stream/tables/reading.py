@@ -37,9 +37,9 @@ def names(text: str) -> tuple[str, ...]:
 class Reading:
     """What a file needs to be read beside its bytes."""
 
-    sep: str | None = option(None, "Between cells; else found by itself if it is , ; | or a tab.")
+    sep: str | None = option(None, "The separator of cells; else it is found: , ; | or a tab.")
     decimal: str = option(".", "The decimal mark, . or ,")
-    encoding: str = option(UTF_8, "Of the characters in a text file, such as cp1250, latin1 or utf-16.")
+    encoding: str = option(UTF_8, "The encoding of a text file, such as cp1250, latin1 or utf-16.")
     na_values: tuple[str, ...] = option(
         (), "Further missing values, as -999,missing; empty, NA, N/A, NaN, null, None, ? are known.", read=names
     )

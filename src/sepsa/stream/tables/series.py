@@ -121,8 +121,7 @@ class ForecastTable(SeriesOptions):
 
     def seen(self) -> NDArray[np.intp]:
         """How many of the last rows, at different times, have a value of each series."""
-        counts: NDArray[np.intp] = np.minimum((~np.isnan(self.history)).sum(0), self.forecaster.rows)
-        return counts
+        return np.minimum((~np.isnan(self.history)).sum(0), self.forecaster.rows)
 
     def ahead_inputs(self) -> list[dict[int, float]] | None:
         """The inputs of the rows to forecast, as far as they are known."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from copy import deepcopy
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,19 +19,21 @@ SLOW = 0.05  # weight of a new window in the level, a running mean
 KEPT = 100  # alarms, the latest ones
 
 
+@dataclass(eq=False)
 class ErrorTrace:
     """The error of each row, made before it was learned: a curve of means, and alarms where the mean rises."""
 
-    def __init__(self) -> None:
-        self.rows = 0
-        self.total = 0.0  # of complete windows
-        self.open: Floats = np.empty(0)  # the errors of the incomplete window
-        self.points: list[float] = []  # mean error of `span` windows each
-        self.span = 1
-        self.part: list[float] = []  # windows of the incomplete point
-        self.level, self.spread, self.windows = 0.0, 0.0, 0
-        self.alarms: list[list[float]] = []  # row, mean error before and at the alarm
-        self.alarm_count = 0
+    rows: int = 0
+    total: float = 0.0  # of complete windows
+    open: Floats = field(default_factory=lambda: np.empty(0))  # the errors of the incomplete window
+    points: list[float] = field(default_factory=list)  # mean error of `span` windows each
+    span: int = 1
+    part: list[float] = field(default_factory=list)  # windows of the incomplete point
+    level: float = 0.0
+    spread: float = 0.0
+    windows: int = 0
+    alarms: list[list[float]] = field(default_factory=list)  # row, mean error before and at the alarm
+    alarm_count: int = 0
 
     def add(self, errors: Floats) -> None:
         """Add the errors of further rows."""
@@ -80,7 +82,7 @@ class ErrorTrace:
         return self.level if self.windows else self.mean
 
     def state_dict(self) -> dict[str, Any]:
-        return deepcopy(vars(self))
+        return asdict(self)
 
     @classmethod
     def from_state(cls, state: Any) -> ErrorTrace:

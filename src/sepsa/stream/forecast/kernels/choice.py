@@ -1,8 +1,9 @@
 """The choice among forecasts: stacks of heads and seasons, and naive forecasts.
 
 Beside the mean of the heads, a stack combines it with what seasons predict: for each series and step a small head. The
-last value and the last value of each season are naive forecasts, alone and with a trend; the heads are used where their
-recent errors are significantly smaller than those of the best naive forecast.
+last value and the last value of each season are naive forecasts, alone and with a drift; so is exponential smoothing
+with a trend, without and with a season. The heads are used where their recent errors are significantly smaller than
+those of the best naive forecast.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 
 from sepsa import candidates
-from sepsa.stream.forecast.kernels.heads import dot, gains, learn_error
+from sepsa.stream.forecast.kernels.heads import RISE, dot, gains, learn_error
 from sepsa.stream.forecast.kernels.parts import (
     CHANGE_SQUARE,
     ERROR_SQUARE,
@@ -30,7 +31,8 @@ from sepsa.stream.forecast.kernels.parts import (
 from sepsa.stream.kernels.compilation import called
 from sepsa.stream.kernels.robust import HUGE
 
-DAMPED = 0.95  # of a drift, by row
+# Of exponential smoothing without and with a season: rates of level, trend and season; how a trend is damped.
+SMOOTHING = ((0.95, 0.2, 0.0, 1.0), (0.5, 0.05, 0.3, 0.98))
 RECENT = 0.99  # discount of the errors by which forecasts are bounded and intervals scaled
 
 exceeds = called(candidates.exceeds)
@@ -62,84 +64,142 @@ def seasonal(periods, profile, h, phase, last, lags, now, ahead, off, x):
 
 
 @called
-def naive_forecast(periods, lags, h, i, t, now, last):
-    """Naive forecast i of row t by h + 1 steps: the last value or that of a season, as soon as there is one.
+def last_value(periods, lags, h, base, t, now, last):
+    """The last value, or that of a season as soon as there is one, before row t by h + 1 steps, and how old it is."""
+    lag = back(periods[base - 1], h) if base > 0 else 0
+    return (lags[now - lag], lag) if 0 < lag <= t else (last, h + 1)
 
-    After all of these they follow with a local drift, the mean change over the first season before the last value, and
-    then with a damped one.
-    """
-    bases = periods.size + 1
-    lag = back(periods[i % bases - 1], h) if i % bases > 0 else 0
-    value, rows = (lags[now - lag], lag) if 0 < lag <= t else (last, h + 1)
+
+@called
+def local_drift(periods, lags, h, t, now, last):
+    """The mean change over the first season before the last value, h + 1 rows before row t."""
     span = math.floor(periods[0] + 0.5) if periods.size > 0 else TREND_ROWS
-    if i < bases or t - h - 1 < span:
-        return value
-    drift = (last - lags[now - h - 1 - span]) / span
-    return value + drift * (rows if i < 2 * bases else DAMPED * (1.0 - DAMPED**rows) / (1.0 - DAMPED))
+    return (last - lags[now - h - 1 - span]) / span if t - h - 1 >= span else 0.0
+
+
+@called
+def naive_forecast(periods, lags, smoothed, h, i, t, now, last):
+    """Naive forecast i of row t by h + 1 steps: a last value, then these with a local drift, then those smoothed."""
+    bases = periods.size + 1
+    if i >= 2 * bases:
+        return smoothed[i - 2 * bases]
+    value, rows = last_value(periods, lags, h, i % bases, t, now, last)
+    return value + rows * local_drift(periods, lags, h, t, now, last) if i >= bases else value
+
+
+@called
+def naive_forecasts(periods, lags, smoothed, h, t, now, last, out):
+    """All naive forecasts of row t by h + 1 steps."""
+    bases, drift = periods.size + 1, local_drift(periods, lags, h, t, now, last)
+    for base in range(bases):
+        value, rows = last_value(periods, lags, h, base, t, now, last)
+        out[base], out[bases + base] = value, value + rows * drift
+    for i in range(smoothed.size):
+        out[2 * bases + i] = smoothed[i]
+
+
+@called
+def smooth(model, t):
+    """Let exponential smoothing learn row t, and fill its forecasts, within the bounds of those of the heads.
+
+    A missing value is the forecast of it: over a gap a trend alone would grow without bounds.
+    """
+    periods = fixed.PERIODS(model)
+    z = row.Z(model)
+    state, index, smoothed, profile = stack.views("SMOOTH INDEX SMOOTHED PROFILE", model)
+    extent, H, phase = shared.EXTENT(model), size.horizon(model), shared.COUNTS(model).phase
+    smoothed = smoothed[t % H]
+    for j in range(z.size):
+        low, high = 2.0 * extent[0, j] - extent[1, j], 2.0 * extent[1, j] - extent[0, j]
+        for i in range(state.shape[1]):
+            to_level, to_slope, to_season, damped = SMOOTHING[i]
+            own, span = state[j, i], math.floor(periods[0] + 0.5) if i > 0 else 1
+            slot = int(phase % periods[0]) if i > 0 else 0
+            if t < span:
+                own[0], own[1] = z[j], 0.0
+            elif t == span and i > 0:
+                own[0] = 0.0
+                for n in range(span):
+                    own[0] += profile[j, 0, n] / span
+                for n in range(index.shape[1]):
+                    index[j, n] = profile[j, 0, n] - own[0]
+            if t >= span:
+                own[1] *= damped
+                own[0] += own[1]
+                e = z[j] - own[0] - (index[j, slot] if i > 0 else 0.0)
+                own[0] += to_level * e
+                own[1] += to_level * to_slope * e
+                if i > 0:
+                    index[j, slot] += to_season * (1.0 - to_level) * e
+            ahead, rate = 0.0, 1.0
+            for h in range(H):
+                rate *= damped
+                ahead += rate
+                season = index[j, int((phase + h + 1) % periods[0])] if i > 0 else 0.0
+                smoothed[j, h, i] = min(max(own[0] + own[1] * ahead + season, low), high)
 
 
 @called
 def learn_stack(model, t, now):
-    """Let the stacks learn row t, and count the errors of all candidates that have forecast it."""
+    """Let the stacks learn row t."""
     periods, ridge = fixed.views("PERIODS STACK_RIDGE", model)
     z, there = row.views("Z THERE", model)
     heads, off, W, x, profile, gain, restored, U, D, left, turn, unit = stack.views(
         "HEADS OFF W X PROFILE GAIN RESTORED U D LEFT TURN UNIT", model
     )
     base, lags = shared.views("BASE LAGS", model)
-    options, H = given.OPTIONS(model), size.horizon(model)
-    phase = shared.COUNTS(model).phase
-    for h in range(min(t, H)):
+    H, phase, forgetting = size.horizon(model), shared.COUNTS(model).phase, given.OPTIONS(model).stack
+    for h in range(min(t, H) if x.size > 0 else 0):
         at = (t - h - 1) % H
-        rate, soon = max(choice_rate(options, h), 1.0 / (t - h)), max(1.0 - RECENT, 1.0 / (t - h))
         for j in range(z.size):
             if not there[j]:
                 continue
             last = base[at, j]
-            if x.size > 0:
-                x[1] = heads[at, j, h] - last
-                seasonal(periods, profile[j], h, phase - h - 1, last, lags[j], now - h - 1, now, off[at, j], x)
-                e = z[j] - heads[at, j, h] - dot(W[j, h], x)
-                B = U[j, h], D[j, h], left[j, h], ridge, turn[j, h]
-                first = gains(*B, options.stack, x, gain, restored, unit)
-                learn_error(W[j, h], gain, restored, first, e)
-            follow_candidates(model, j, h, t, now, rate, soon)
+            x[1] = heads[at, j, h] - last
+            seasonal(periods, profile[j], h, phase - h - 1, last, lags[j], now - h - 1, now, off[at, j], x)
+            e = z[j] - heads[at, j, h] - dot(W[j, h], x)
+            first = gains(U[j, h], D[j, h], left[j, h], ridge, turn[j, h], forgetting, x, gain, restored, unit)
+            learn_error(W[j, h], gain, restored, first, e)
 
 
 @called
-def follow_candidates(model, j, h, t, now, rate, soon):
-    """Count the errors of all candidates that have forecast series j of row t by h + 1 steps."""
+def follow_candidates(model, t, now):
+    """Count the errors of all candidates that have forecast row t."""
     periods = fixed.PERIODS(model)
-    z = row.Z(model)
-    naive, errors, typical, missed, known, leaders, heads, stacked, mixed = stack.views(
-        "NAIVE ERRORS TYPICAL MISSED KNOWN LEADER HEADS STACKED MIXED", model
+    z, there = row.views("Z THERE", model)
+    naive, typical, missed, known, leaders, heads, stacked, mixed, smoothed = stack.views(
+        "NAIVE TYPICAL MISSED KNOWN LEADER HEADS STACKED MIXED SMOOTHED", model
     )
     base, lags, told = shared.views("BASE LAGS MADE", model)
-    H, value = size.horizon(model), z[j]
-    at = (t - h - 1) % H
-    last, leader = base[at, j], leaders[j, h]
+    options, H, bases = given.OPTIONS(model), size.horizon(model), periods.size + 1
     largest = 10.0  # typical errors
-    count = naive.size
-    for i in range(count):
-        naive[i] = naive_forecast(periods, lags[j], h, i, t, now, last)
-    off = value - naive[leader]
-    typical[j, h] += soon * (off * off - typical[j, h])
-    unit = math.sqrt(typical[j, h]) if typical[j, h] > 0.0 else 1.0
-    for i in range(errors.size):
-        if i < count:
-            made = naive[i]
-        elif i == count:
-            made = heads[at, j, h]
-        elif i == count + 1:
-            made = stacked[at, j, h]
-        else:
-            made = told[at, j, h]
-        errors[i] = min(abs(value - made) / unit, largest)
-        missed[i, j, h] += rate * (errors[i] - missed[i, j, h])
-    for i in range(count):
-        error, change = (value - naive[i]) / unit, (mixed[at, j, h] - naive[i]) / unit
-        error, change = min(max(error, -largest), largest), min(max(change, -largest), largest)
-        follow_naive(known[i, j, h], error, change, errors[leader], rate, soon)
+    for h in range(min(t, H)):
+        at = (t - h - 1) % H
+        rate = max(choice_rate(options, h), min(RISE / (t - h), 1.0))
+        soon = max(1.0 - RECENT, 1.0 / (t - h))
+        for j in range(z.size):
+            if not there[j]:
+                continue
+            value = z[j]
+            naive_forecasts(periods, lags[j], smoothed[at, j, h], h, t, now, base[at, j], naive)
+            off = value - naive[leaders[j, h]]
+            typical[j, h] += soon * (off * off - typical[j, h])
+            unit = math.sqrt(typical[j, h]) if typical[j, h] > 0.0 else 1.0
+            for i in range(bases + 3):
+                if i < bases:
+                    made = naive[i]
+                elif i == bases:
+                    made = heads[at, j, h]
+                elif i == bases + 1:
+                    made = stacked[at, j, h]
+                else:
+                    made = told[at, j, h]
+                missed[i, j, h] += rate * (min(abs(value - made) / unit, largest) - missed[i, j, h])
+            leading = min(abs(off) / unit, largest)
+            for i in range(naive.size):
+                error, change = (value - naive[i]) / unit, (mixed[at, j, h] - naive[i]) / unit
+                error, change = min(max(error, -largest), largest), min(max(change, -largest), largest)
+                follow_naive(known[j, h, i], error, change, leading, rate, soon)
 
 
 @called
@@ -162,18 +222,28 @@ def choice_rate(options, h):
 
 
 @called
-def share_of_rows(rate, rows, h):
-    """The share that one error of h + 1 rows ahead has in recent means: errors overlap, so that h + 1 count as one."""
-    return max(rate / (2.0 - rate), 1.0 / max(rows, 1)) * (1.0 + h)
+def share_of_rows(rate, first, rows, h):
+    """The share that one error of h + 1 rows ahead has in a recent mean whose rate was `first` over the rows at first.
+
+    Errors k rows apart overlap, so that they are correlated by 1 - k / (h + 1), and their sizes by about the square of
+    that: the variance of the mean is larger by the sum of these squares.
+    """
+    steps = 1.0 + h
+    overlap = (2.0 * steps * steps + 1.0) / (3.0 * steps)
+    return max(rate / (2.0 - rate), first * first / (2.0 * first - 1.0) / max(rows, 1)) * overlap
 
 
 @called
-def follow_leader(known, leader, share, least):
-    """The naive forecast to use: another than `leader` where its errors were smaller by `least` standard errors."""
+def follow_leader(known, leader, near, share, least):
+    """The naive forecast to use: another than `leader` where its errors were smaller by `least` standard errors.
+
+    Half of these are enough for `near`, which the step before uses.
+    """
     best, found = 0.0, leader
     for i in range(len(known)):
         gain, square = known[i, LEAD], known[i, LEAD_SQUARE]
-        if gain > best and exceeds(gain, square, share, max(1.0 - share, 0.0), least):
+        certainty = 0.5 * least if i == near else least
+        if gain > best and exceeds(gain, square, share, max(1.0 - share, 0.0), certainty):
             best, found = gain, i
     if found != leader:
         square = known[found, LEAD_SQUARE]
@@ -209,11 +279,11 @@ def choose(model, t, now):
     """The forecasts of row t: the mean of heads and stack, as far as it has been better than the best naive one."""
     periods = fixed.PERIODS(model)
     z = row.Z(model)
-    x, W, missed, leaders, heads, stacked, mixed, profile, off, known = stack.views(
-        "X W MISSED LEADER HEADS STACKED MIXED PROFILE OFF KNOWN", model
+    x, W, missed, leaders, heads, stacked, mixed, profile, off, known, smoothed = stack.views(
+        "X W MISSED LEADER HEADS STACKED MIXED PROFILE OFF KNOWN SMOOTHED", model
     )
     extent, made, lags = shared.views("EXTENT MADE LAGS", model)
-    options, H, naive, phase = given.OPTIONS(model), size.horizon(model), size.naive(model), shared.COUNTS(model).phase
+    options, H, phase, bases = given.OPTIONS(model), size.horizon(model), shared.COUNTS(model).phase, periods.size + 1
     at = t % H
     heads, stacked, mixed, made = heads[at], stacked[at], mixed[at], made[at]
     for j in range(z.size):
@@ -227,14 +297,14 @@ def choose(model, t, now):
                 x[1] = mean - z[j]
                 seasonal(periods, profile[j], h, phase, z[j], lags[j], now, now + h + 1, off[at, j], x)
                 stacked[j, h] = min(max(mean + dot(W[j, h], x), low - width), high + width)
-            a, b = missed[naive, j, h], missed[naive + 1, j, h]
+            a, b = missed[bases, j, h], missed[bases + 1, j, h]
             share = 0.5 if a == b else 1.0 / (1.0 + min((b / a if a > 0.0 else HUGE), 1e3) ** (2.0 * options.sharpness))
             mixed[j, h] = mean + share * (stacked[j, h] - mean)
-            share, own = share_of_rows(choice_rate(options, h), t - h, h), known[:, j, h]
-            leader = follow_leader(own, leaders[j, h], share, options.lead)
-            usual = naive_forecast(periods, lags[j], h, leader, t + h + 1, now + h + 1, z[j])
+            share, own = share_of_rows(choice_rate(options, h), RISE, t - h, h), known[j, h]
+            leader = follow_leader(own, leaders[j, h], leaders[j, h - 1] if h > 0 else -1, share, options.lead)
+            usual = naive_forecast(periods, lags[j], smoothed[at, j, h], h, leader, t + h + 1, now + h + 1, z[j])
             leaders[j, h] = leader
-            latest = share_of_rows(1.0 - RECENT, t - h, h)
+            latest = share_of_rows(1.0 - RECENT, 1.0, t - h, h)
             far = trust(own[leader], share, latest, options.sure, options.guard)
             made[j, h] = usual + far * (mixed[j, h] - usual)
 

@@ -17,6 +17,8 @@ from sepsa.stream.kernels.compilation import called
 from sepsa.stream.kernels.head import rank_one
 from sepsa.stream.kernels.weigh import relative_weight
 
+# Over the number of rows so far, the rate of recent means while these are few: later rows count more than first ones.
+RISE = 1.5
 FIRST_ROWS = 32  # before any value is implausible, and any loss a measure of others
 
 due = called(restoration.due)
@@ -88,7 +90,7 @@ def learn_targets(model, family, t):
     discount = given.OPTIONS(model).discount
     for h in range(min(t, H)):
         at = (t - h - 1) % H
-        rate = max(1.0 - discount, 1.0 / (t - h))
+        rate = max(1.0 - discount, min(RISE / (t - h), 1.0))
         for g in range(targets.shape[0]):
             x = X[at, g]
             for i in range(targets.shape[1]):

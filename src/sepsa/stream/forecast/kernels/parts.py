@@ -31,7 +31,7 @@ OPTIONS = Record(
     stack=Field(float, 0.9995),  # forgetting of the stacks
     choice=Field(float, 0.999),  # discount of the errors of candidates
     stretch=Field(float, 96.0),  # steps ahead from which these are remembered in proportion to the step
-    sure=Field(float, 2.0),  # standard errors from which heads beat a naive forecast
+    sure=Field(float, 1.5),  # standard errors from which heads beat a naive forecast
     lead=Field(float, 1.5),  # the same, from which another naive forecast beats the one in use
     guard=Field(float, 3.0),  # standard errors by which the latest absolute errors of heads may be larger
 )
@@ -179,26 +179,31 @@ stack = Group(
     number("STACKED", "horizon series horizon", power=1),  # the mean of both
     number("MIXED", "horizon series horizon", power=1),
     number("TYPICAL", "series horizon", (0, MOST), power=2),  # squared errors of the naive forecast in use
-    # Recent absolute errors in units of the root of that: of the naive forecasts, which are the last value and the last
-    # of each season, the same with a drift and with a damped one, of the heads, of the stack and of the forecast.
+    # Recent absolute errors in units of the root of that: of the last value and the last of each season, of the heads,
+    # of the stack and of the forecast.
     number("MISSED", "candidates series horizon", (0, 11.0)),
     whole("LEADER", "series horizon", (0, "naive - 1")),  # the naive forecast in use
-    # Recent means for each naive forecast: how much smaller its errors are than the leader's, and its square; how much
+    # Recent means for each naive forecast, which are the last value and the last of each season, the same with a drift,
+    # and exponential smoothing: how much smaller its errors are than the leader's, and its square; how much
     # smaller those of MIXED are, and its square; the product of its error and its distance from MIXED; both squares.
-    number("KNOWN", "naive series horizon 7", (-1e9, 1e9)),
+    number("KNOWN", "series horizon naive 7", (-1e9, 1e9)),
+    # Exponential smoothing without and with a season: levels and trends, the season, and a ring of the forecasts.
+    number("SMOOTH", "series smoothers 2", power=1),
+    number("INDEX", "series season_rows", power=1),
+    number("SMOOTHED", "horizon series horizon smoothers", power=1),
     scratch("X", "stacked"),
     scratch("GAIN", "stacked"),
     scratch("RESTORED", "stacked_restored stacked"),
     scratch("UNIT", "stacked"),
     scratch("NAIVE", "naive"),
-    scratch("ERRORS", "candidates"),
     sizes={
         "stacked": stacked,
         "above_stacked": lambda sizes: triangle(stacked(sizes)),
         "stacked_restored": lambda sizes: restored_at_once(stacked(sizes), OPTIONS.fields["stack"].start),
         "season_rows": lambda sizes: sizes["longest"] + 1,
-        "naive": lambda sizes: 3 * (sizes["seasons"] + 1),
-        "candidates": lambda sizes: 3 * (sizes["seasons"] + 1) + 3,
+        "smoothers": lambda sizes: 1 + (sizes["seasons"] > 0),
+        "naive": lambda sizes: 2 * (sizes["seasons"] + 1) + 1 + (sizes["seasons"] > 0),
+        "candidates": lambda sizes: sizes["seasons"] + 4,
     },
     rules=(
         TURN_RULE,

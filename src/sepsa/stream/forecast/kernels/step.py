@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from sepsa.stream.forecast.kernels.choice import RECENT, choose, follow_seasons, learn_stack
+from sepsa.stream.forecast.kernels.choice import RECENT, choose, follow_candidates, follow_seasons, learn_stack, smooth
 from sepsa.stream.forecast.kernels.heads import (
     FIRST_ROWS,
     add_forecasts,
@@ -89,17 +89,17 @@ def accept(model, i, t):
 
 
 @called
-def follow_quantiles(quantiles, ends, levels, steps, h, e):
-    """Move the quantiles of the errors of step h + 1 by the error e of a forecast, which had these ends.
+def follow_quantiles(quantiles, ends, levels, steps, share, e):
+    """Move the quantiles of the errors of a step by the error e of a forecast, which had these ends.
 
     A quantile moves as its level would by a fixed rate, if errors were normal: the farther out, the farther. Whatever
     comes, the share of errors above an end differs from its level by at most its range over its step times rows. Errors
-    of far steps overlap, so that each of them moves less.
+    of far steps overlap, so that each of them moves `share` of it.
     """
     if ends[0] == ends[-1]:
         return
     for v in range(levels.size):
-        quantiles[v] += steps[v] / math.sqrt(1.0 + h) * (levels[v] if e > ends[v] else levels[v] - 1.0)
+        quantiles[v] += steps[v] * share * (levels[v] if e > ends[v] else levels[v] - 1.0)
     for v in range(1, levels.size):
         quantiles[v] = max(quantiles[v], quantiles[v - 1])
 
@@ -123,7 +123,7 @@ def judge(model, t):
         since[j] = 1
     for h in range(min(t, H)):
         at = (t - h - 1) % H
-        far = (1.0 - RECENT) / (1.0 + h / OVERLAP)
+        far, share = (1.0 - RECENT) / (1.0 + h / OVERLAP), 1.0 / math.sqrt(1.0 + h)
         for j in range(z.size):
             if not there[j]:
                 continue
@@ -137,7 +137,7 @@ def judge(model, t):
             judged[j, h + 1] += 1
             for kind in range(size.kinds(model)):
                 off = explained if kind else e
-                follow_quantiles(quantiles[kind, :, j, h], ends[at, kind, :, j, h], levels, steps, h, off)
+                follow_quantiles(quantiles[kind, :, j, h], ends[at, kind, :, j, h], levels, steps, share, off)
                 typical[kind, j, h] += max(far, 1.0 / judged[j, h + 1]) * (abs(off) - typical[kind, j, h])
 
 
@@ -167,11 +167,9 @@ def follow_inputs(model, i, t):
 
 
 @called
-def in_units(model, j, value):
-    """A standardized value of series j in its units, within the bounds."""
-    limits = fixed.LIMITS(model)
-    mean, scale = shared.views("MEAN SCALE", model)
-    return min(max(mean[j] + scale[j] * value, limits[0]), limits[1])
+def in_units(mean, scale, limits, value):
+    """A standardized value in units of its series, within the bounds."""
+    return min(max(mean + scale * value, limits[0]), limits[1])
 
 
 @called
@@ -195,19 +193,19 @@ def publish(model, i, rows):
         if explained:
             standardize(model, i + 1 + h)
         for j in range(size.series(model)):
-            low, high = (limits[0] - mean[j]) / scale[j], (limits[1] - mean[j]) / scale[j]
+            low, high, unit = (limits[0] - mean[j]) / scale[j], (limits[1] - mean[j]) / scale[j], (mean[j], scale[j])
             made[j, h] = min(max(made[j, h], low), high)
             more = dot(W[j, h], x) if explained else 0.0
-            told[j, h] = in_units(model, j, made[j, h])
-            out[j, h] = in_units(model, j, made[j, h] + more) if judged[j, 0] > 0 else math.nan
+            told[j, h] = in_units(*unit, limits, made[j, h])
+            out[j, h] = in_units(*unit, limits, made[j, h] + more) if judged[j, 0] > 0 else math.nan
             for kind in range(size.kinds(model)):
                 for v in range(levels):
                     ends[kind, v, j, h] = quantiles[kind, v, j, h] * typical[kind, j, h]
-                    told_ends[kind, v, j, h] = in_units(model, j, made[j, h] + ends[kind, v, j, h])
+                    told_ends[kind, v, j, h] = in_units(*unit, limits, made[j, h] + ends[kind, v, j, h])
             if call.intervals:
                 for v in range(levels):
                     end = made[j, h] + ends[1 if explained else 0, v, j, h] + more
-                    given.OUT_QUANTILES(model)[i, v, j, h] = in_units(model, j, end)
+                    given.OUT_QUANTILES(model)[i, v, j, h] = in_units(*unit, limits, end)
                 given.OUT_QUANTILES(model)[i, levels, j, h] = judged[j, h + 1]
 
 
@@ -278,8 +276,10 @@ def learn(model, rows):
         now = n + t % n
         remember(model, t, now)
         learn_stack(model, t, now)
+        follow_candidates(model, t, now)
         for j in range(z.size):
             base[t % H, j], was_there[t % H, j] = z[j], there[j]
+        smooth(model, t)
         follow_seasons(model, t)
         gather_common(model)
         forecast_by_heads(model, t, now)

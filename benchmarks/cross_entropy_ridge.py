@@ -1,0 +1,294 @@
+"""The ridge of a cross-entropy head by evidence, in Laplace's form, beside the rule that `SelfTuning` has.
+
+    SEPSA_DATA=... python benchmarks/cross_entropy_ridge.py --jobs 16       # what the JSON does not hold yet
+    python benchmarks/cross_entropy_ridge.py --gpt --jobs 6                 # the character GPT of language.py, on a GPU
+    python benchmarks/cross_entropy_ridge.py --table
+
+The noise of a likelihood is 1, so that the law has no residuals: with A the curvature that the head has, of which the
+ridge is a part, γ = (classes - 1) Σ_j (1 - ridge_j B_jj) weights are determined, and ridge* = κ γ / |W - W0|². It is
+looked at after 8, 16, 32, ... samples, and four times in the memory of a head that forgets. The head starts from above,
+with a ridge that weighs as much as 30 batches, and has one of so many batches at most as its name says: without a bound
+and with κ above 1 the ridge may grow without end, and the head stays where it is. "bias": the bias has that ridge too.
+
+Problems: MNIST by a perceptron, pieces of Python's source as counts of trigrams by a perceptron, the next character by
+a perceptron of 16. 4,000 samples, 10 epochs of batches of 64 with `samples_per_epoch`, or one pass by batches
+of 8; rates of 1e-3 and 3e-3, of which every method has the better one. Each number is the mean cross-entropy of test
+samples, for one seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import statistics
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import machine
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from sepsa import SelfTuning, SepSA, SoftmaxNewton
+from sepsa.heads.math import evidence
+from sepsa.heads.math.cross_entropy import effective_samples, with_curvature
+
+RESULT = Path(__file__).with_suffix(".json")
+BATCH, ONE_PASS_BATCH, EPOCHS, SEEDS, MOST = 64, 8, 10, 5, 4_000
+RATES = (1e-3, 3e-3)
+START = 30.0  # batches that the ridge weighs at the start
+METHODS = (
+    "Adam",
+    "self-tuning",
+    "ridge 1",
+    "ridge 10",
+    "ridge 100",
+    "ridge 10, bias",
+    "evidence 1, 30 batches",
+    "evidence 1, 30 batches, bias",
+    "evidence 1, inf batches",
+    "evidence 8, 10 batches",
+    "evidence 8, 30 batches",
+    "evidence 8, 100 batches",
+    "evidence 8, inf batches",
+)
+# On the GPU; language.json has AdamW alone and self-tuning with three seeds.
+GPT_RUNS = [
+    ("GPT", method, 4e-3, seed)
+    for method, seeds in (("self-tuning", 1), ("evidence 1, inf batches", 3), ("evidence 8, 3 batches", 2))
+    for seed in range(seeds)
+]
+
+Samples = tuple[Tensor, Tensor]
+
+
+class ByEvidence(SoftmaxNewton):
+    """A `SoftmaxNewton` that chooses its ridge by evidence, of the weight of so many batches at most."""
+
+    def __init__(self, kappa: float, batches: float, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.kappa, self.batches, self.chosen = kappa, batches, list[list[float]]()
+        self.seen = 0.0
+
+    @torch.no_grad()
+    def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
+        rows = targets.numel()
+        if not self.seen:
+            square = float(features.double().square().mean())
+            self._start_with(START * rows * square / self._unit())
+            self.initial = self._state.W.clone()
+        before, step = self.seen, round(self.seen / rows)
+        super().update(features, targets, sample_weight)
+        self.seen += rows
+        if evidence.due(before, self.seen, step + 1, step, self.forgetting if self.forgets else 1.0):
+            self._look(rows)
+
+    def _unit(self) -> float:
+        """The ridge 1 as the curvature has it."""
+        return float(self._ridges(self._head(), self._state.W, 1.0)[0])
+
+    def _look(self, rows: int) -> None:
+        """Take κ times the ridge of the largest evidence, where it differs by a factor of two."""
+        linear = self._ready()
+        state, k = self._state, linear.in_features
+        left, curvature = state.ridge_left[:k], with_curvature(state).A
+        assert curvature is not None
+        determined = k - float((left * state.T.square().sum(0)[:k]).sum())
+        distance = float((state.W - self.initial)[:, :k].square().sum())
+        of_sample = float((curvature.diagonal()[:k] - left).mean()) / effective_samples(state, self.forgetting)
+        most = self.batches * rows * of_sample / self._unit()
+        best = self.kappa * max(determined, 0.0) * max(len(state.W) - 1, 1) / distance if distance else self.ridge
+        best = min(max(best, self.ridge / evidence.MOST_CHANGE), self.ridge * evidence.MOST_CHANGE, most)
+        if best <= 0 or evidence.is_near(best, self.ridge):
+            return
+        other = self._with_ridge(best, linear)
+        if other is not None:
+            self._assign(_state=other._state, ridge=best)
+            self.chosen.append([self.seen, float(f"{best:.3g}")])
+
+
+def solver_of(method: str) -> Any:
+    name, *more = method.split(", ")
+    kind, _, number = name.partition(" ")
+    bias = {"bias_ridge": "ridge"} if "bias" in more else {}
+    if kind == "self-tuning":
+        return SelfTuning.of(SoftmaxNewton)
+    if kind == "ridge":
+        return SoftmaxNewton(ridge=float(number), **bias)
+    return ByEvidence(float(number), float(more[0].split()[0]), **bias)
+
+
+# ---------------------------------------------------------------------- problems
+
+
+@cache
+def mnist(train: bool) -> Samples:
+    from reproduction.data import load
+
+    data = load("mnist")
+    X, y = (data.train_inputs, data.train_targets) if train else (data.test_inputs, data.test_targets)
+    return X.flatten(1).float(), y.argmax(1)
+
+
+@cache
+def source(train: bool) -> Samples:
+    """Pieces of 64 bytes of ten packages of Python, as counts of hashed trigrams; every fifth piece is for testing."""
+    from defaults import source_code
+
+    X, y = source_code(
+        "json", "email", "asyncio", "logging", "http", "xml/dom", "unittest", "ctypes", "sqlite3", "urllib"
+    )
+    inputs, labels = torch.as_tensor(X).float(), torch.as_tensor(y).long()
+    held = torch.arange(len(inputs)) % 5 == 0
+    return inputs[held != train], labels[held != train]
+
+
+@cache
+def characters(train: bool) -> Samples:
+    """16 characters, as their classes, and the next one, at random places of Python's library."""
+    import language
+
+    codes = language.text("training" if train else "end")
+    places = torch.randint(len(codes) - 16, (2 * MOST, 1), generator=torch.Generator().manual_seed(int(train)))
+    windows = codes[places + torch.arange(17)]
+    return windows[:, :-1], windows[:, -1]
+
+
+def perceptron(inputs: int, classes: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, classes))
+
+
+def reader() -> nn.Sequential:
+    return nn.Sequential(nn.Embedding(98, 16), nn.Flatten(), *perceptron(256, 98))
+
+
+PROBLEMS: dict[str, Any] = {
+    "MNIST": (mnist, lambda: perceptron(784, 10)),
+    "source": (source, lambda: perceptron(source(True)[0].shape[1], 10)),
+    "characters": (characters, reader),
+}
+
+
+def train(item: tuple[str, str, float, int]) -> dict[str, Any]:
+    problem, method, lr, seed = item
+    torch.set_num_threads(1)
+    name, once, _ = problem.partition(", one pass")
+    epochs, batch = (1, ONE_PASS_BATCH) if once else (EPOCHS, BATCH)
+    data, make = PROBLEMS[name]
+    (X, y), (tests, labels) = data(True), data(False)
+    chosen = torch.randperm(len(X), generator=torch.Generator().manual_seed(seed))[:MOST]
+    X, y = X[chosen], y[chosen]
+    torch.manual_seed(seed)
+    model, solver = make(), None
+    if method == "Adam":
+        optimizer: Any = torch.optim.Adam(model.parameters(), lr)
+    else:
+        solver = solver_of(method)
+        told = {} if once else {"samples_per_epoch": len(X)}
+        optimizer = SepSA(model, torch.optim.Adam, solver=solver, lr=lr, **told)
+    for _ in range(epochs):
+        for rows in torch.randperm(len(X)).split(batch):
+            if solver is not None:
+                optimizer.learn(X[rows], y[rows])
+            else:
+                optimizer.zero_grad()
+                cross_entropy(model(X[rows]), y[rows]).backward()
+                optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        outputs = model(tests)
+        loss, wrong = float(cross_entropy(outputs, labels)), float((outputs.argmax(1) != labels).float().mean())
+    return {"loss": round(loss, 5), "wrong": round(wrong, 5), "ridges": getattr(solver, "chosen", [])[-3:]}
+
+
+def train_gpt(item: tuple[str, str, float, int]) -> dict[str, Any]:
+    """The GPT of language.py with a constant head, whose rate falls to a tenth."""
+    import language
+
+    _, method, lr, seed = item
+    language.solver_for = lambda *_: solver_of(method)
+    kind = "SepSA over AdamW" + language.CONSTANT
+    run = language.train((kind, lr, seed, "end", language.STEPS, language.LIBRARY, language.FLOOR, method))
+    return {"loss": run["final"], "ridges": run["ridges"][-3:]}
+
+
+# ---------------------------------------------------------------------- results
+
+
+def means(runs: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """The mean loss of each method at its better rate, by problem."""
+    problems, methods = (dict.fromkeys(run[key] for run in runs) for key in ("problem", "method"))
+    each = {problem: {method: best(runs, problem, method) for method in methods} for problem in problems}
+    return {
+        problem: {method: round(statistics.fmean(losses), 4) for method, losses in row.items() if losses}
+        for problem, row in each.items()
+    }
+
+
+def store(runs: list[dict[str, Any]], out: Path) -> None:
+    document = {"machine": machine(), "mean loss at the better rate": means(runs), "runs": runs}
+    out.write_text(json.dumps(document) + "\n", encoding="utf-8")
+
+
+def table(runs: list[dict[str, Any]]) -> None:
+    """The mean loss of each method at its better rate, with its standard error."""
+    problems = list(dict.fromkeys(run["problem"] for run in runs))
+    print("| method |", " | ".join(problems), "|")
+    print("|---|" + "--:|" * len(problems))
+    for method in dict.fromkeys(run["method"] for run in runs):
+        cells = [best(runs, problem, method) for problem in problems]
+        print(f"| {method} |", " | ".join(words(cell) for cell in cells), "|")
+
+
+def words(losses: list[float]) -> str:
+    if len(losses) < 2:
+        return ""
+    return f"{statistics.fmean(losses):.4f} ± {statistics.stdev(losses) / math.sqrt(len(losses)):.4f}"
+
+
+def best(runs: list[dict[str, Any]], problem: str, method: str) -> list[float]:
+    """The losses of all seeds at the better rate."""
+    mine = [run for run in runs if (run["problem"], run["method"]) == (problem, method)]
+    rates = [[run["loss"] for run in mine if run["lr"] == lr] for lr in {run["lr"] for run in mine}]
+    return min(
+        rates, key=lambda losses: statistics.fmean(losses) if all(map(math.isfinite, losses)) else math.inf, default=[]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--gpt", action="store_true")
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument(
+        "--problems", nargs="+", default=[f"{name}{way}" for way in ("", ", one pass") for name in PROBLEMS]
+    )
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--out", type=Path, default=RESULT)
+    options = parser.parse_args()
+    known = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {"runs": []}
+    keys = ("problem", "method", "lr", "seed")
+    done = {tuple(run[key] for key in keys) for run in known["runs"]}
+    if options.gpt:
+        items: Any = GPT_RUNS
+    else:
+        items = itertools.product(options.problems, METHODS, RATES, range(options.seeds))
+    missing = [] if options.table else [item for item in items if item not in done]
+    with ProcessPoolExecutor(options.jobs, mp_context=torch.multiprocessing.get_context("spawn")) as pool:
+        waiting = {pool.submit(train_gpt if options.gpt else train, item): item for item in missing}
+        for future in as_completed(waiting):
+            run = dict(zip(keys, waiting[future], strict=True)) | future.result()
+            known["runs"].append(run)
+            print(run, flush=True)
+            store(known["runs"], options.out)
+    table(known["runs"])
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()
