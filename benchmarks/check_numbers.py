@@ -76,6 +76,7 @@ PRINTS = {
         "annealing",
         "printed_pages",
         "dayahead",
+        "m4",
     )
 }
 COMMANDS = {"python -m reproduction report": "results/table3.json"}

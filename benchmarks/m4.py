@@ -81,19 +81,20 @@ def half(path: Path, kind: Kind, stride: slice, processes: int) -> dict[str, Any
     others = ~np.isin(numbers, numbers[CHOICE])[stride]
     seasons = Counter(str(tuple(round(period) for period in one[1])) for one in found)
     apart = summary(kind, errors[others]) if others.any() else {}
-    return summary(kind, errors) | {"by nothing chosen": apart, "seasons": dict(seasons.most_common(12))}
+    ours = summary(kind, errors) | {"by nothing chosen": apart, "seasons": dict(seasons.most_common(12))}
+    return ours | {"printed": kind.printed}
 
 
 def print_table() -> None:
     """Print what the JSON has beside what others printed."""
     found = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-    print("| M4 | forecast | OWA | MSIS at 95 % |\n|---|---|---|---|")
+    print("| set | forecast | OWA | MSIS |\n|---|---|---|---|")
     for name, kind in KINDS.items():
         ours = found[name]
         print(f"| {name} | `SepSAForecaster` | {ours['OWA']:.3f} | {ours['MSIS']:.2f} |")
         for other in dict.fromkeys([*kind.printed["OWA"], *kind.printed["MSIS"]]):
-            owa, score = (kind.printed[key].get(other) for key in ("OWA", "MSIS"))
-            print(f"| {name} | {other} | {owa or ''} | {score or ''} |")
+            owa, score = kind.printed["OWA"].get(other), kind.printed["MSIS"].get(other)
+            print(f"| {name} | {other}, printed | {f'{owa:.3f}' if owa else ''} | {f'{score:.2f}' if score else ''} |")
 
 
 def main() -> None:

@@ -175,6 +175,9 @@ def main() -> None:
                 write(__file__, known)
         if ratios:
             print(f"{half:7} median over the better one: {np.median(ratios):.3f}")
+        if len(ratios) == len(series) and not given.without_peers:
+            known = known | {"median": known.get("median", {}) | {half: float(np.median(ratios))}}
+            write(__file__, known)
 
 
 if __name__ == "__main__":
