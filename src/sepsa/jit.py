@@ -192,9 +192,9 @@ def absent(kernels: Sequence[Kernel]) -> list[Kernel]:
 
 def compile_together(jobs: Sequence[Any], what: str, processes: int | None = None) -> None:
     """Compile what has a `cost` and a method `compile`, in this process and others, with a line on standard error."""
-    groups: dict[Any, list[Any]] = {}
+    groups: dict[int, list[Any]] = {}
     for job in jobs:
-        groups.setdefault(getattr(job, "after", None) or job, []).append(job)
+        groups.setdefault(id(getattr(job, "after", None) or job), []).append(job)
     costs = [sum(job.cost for job in group) for group in groups.values()]
     progress = Progress(compiling(what), sum(costs), after=0.0 if sum(costs) > _SLOW else math.inf)
     if sum(costs) > _SLOW and not sys.stderr.isatty():
