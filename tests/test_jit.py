@@ -108,9 +108,14 @@ def test_an_error_in_a_job_is_raised_here(tmp_path):
 
 def test_processes_are_as_many_as_idle_cores_and_no_more_than_work(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(16), raising=False)
+    running = iter([9] * processes.LOOKS + [31] * processes.LOOKS + [1] * processes.LOOKS)
+    monkeypatch.setattr(Path, "read_text", lambda _: f"0 0 0 {next(running)}/400 1")
     monkeypatch.setattr(os, "getloadavg", lambda: (3.2, 0, 0), raising=False)
     assert processes.idle_cores() == 13
     monkeypatch.setattr(os, "getloadavg", lambda: (30.0, 0, 0), raising=False)
+    assert processes.idle_cores() == 1
+    assert processes.idle_cores() == 16  # what the last minute had to do is done
+    monkeypatch.setattr(Path, "read_text", lambda _: "another system")
     assert processes.idle_cores() == 1
 
 

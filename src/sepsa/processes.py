@@ -6,11 +6,14 @@ import contextlib
 import os
 import select
 import signal
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 PATIENCE = 300  # seconds without a job done, after which other processes are given up
+LOOKS = 5  # at what runs now, where the load of the last minute may be over
 WORTH = 4.0  # cost that a process needs to pay for itself
 _forked: list[int] = []  # in a process that has jobs of another one: its parent
 
@@ -18,8 +21,18 @@ _forked: list[int] = []  # in a process that has jobs of another one: its parent
 def idle_cores() -> int:
     """The number of cores that nothing uses now, at least one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    return max(1, cores - int(load))
+    return max(1, cores - used_cores())
+
+
+def used_cores() -> int:
+    """How many cores other processes use now: by the load of the last minute, or the most that run in some looks."""
+    load = int(os.getloadavg()[0]) if hasattr(os, "getloadavg") else 0
+    running = []
+    with contextlib.suppress(OSError, ValueError, IndexError):  # another system
+        for _ in range(LOOKS if load else 0):
+            running.append(int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) - 1)  # less this one
+            time.sleep(0.005)
+    return min(load, max(running, default=load))
 
 
 def share(

@@ -106,6 +106,13 @@ def test_a_saved_forecaster_continues_with_the_same_bits():
         expected = blocks().update(y, X, times=times).predict(X=X[:24], coverage=0.8)
         for one, two in zip(other.predict(X=X[:24], coverage=0.8), expected, strict=True):
             np.testing.assert_array_equal(one, two)
+    with pytest.raises(ValueError, match=r"\['model'\]\['start'\] must be 6, as this object was made, got 0"):
+        blocks(start=6).load_state_dict(model.state_dict())
+    before = model.state_dict()
+    before["model"] = {name: entry for name, entry in before["model"].items() if name not in ("dropped", "start")}
+    other = blocks()
+    other.load_state_dict(before)  # as files of before have it
+    np.testing.assert_array_equal(other.predict(X=X[:12]), model.predict(X=X[:12]))
 
 
 def test_the_clock_begins_blocks_at_midnight_or_where_start_says():

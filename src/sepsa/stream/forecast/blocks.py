@@ -436,7 +436,9 @@ class BlockHistory:
         first = [] if settled else self.first
         m, q = self.settings.series, self.settings.exogenous
         model = {
-            "place": [self.point, self.rows, self.blocks, self.newest, int(self.closed), self.assumed, self.dropped],
+            "place": [self.point, self.rows, self.blocks, self.newest, int(self.closed), self.assumed],
+            "dropped": self.dropped,
+            "start": self.start,
             "Y": packed(self.Y),
             "E": packed(self.E),
             "count": self.count.copy(),
@@ -467,9 +469,13 @@ class BlockHistory:
                 self.plan = self._plan_of(check_seasons(new.items("seasons").numbers()))
             if self.plan.kept != new.integer("lags"):
                 raise new.damaged("lags", f"{self.plan.kept} blocks", new["lags"])
-        model = new.entries("model", {"place", "Y", "E", "count", "seen", "residuals", "missed", "learner"})
-        place = model.items("place", 6 + (len(model.items("place")) > 6))  # files of before have no seventh
-        self.dropped = place.integer(6) if len(place) > 6 else 0
+        keys = {"place", "Y", "E", "count", "seen", "residuals", "missed", "learner"}
+        later = {"dropped", "start"} & set(new.mapping("model").values)  # which files of before lack
+        model = new.entries("model", keys | later)
+        self.dropped = model.integer("dropped") if "dropped" in model.values else 0
+        if "start" in model.values:
+            model.equal("start", self.start)
+        place = model.items("place", 6)
         self.point, self.rows = place.integer(0, -(2**48), 2**48), place.integer(1, 1)
         self.blocks, self.newest = place.integer(2), place.integer(3, -(2**48), 2**48)
         self.closed, self.assumed = bool(place.integer(4, 0, 1)), place.integer(5, 0, ASSUMED)
