@@ -78,6 +78,7 @@ def draw() -> None:
 
     matplotlib.use("svg")
     from matplotlib import pyplot
+    from matplotlib.colors import LogNorm
 
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
     rows, columns = list(itertools.product(INPUTS, LAYERS)), list(itertools.product(OUTPUTS, BATCHES))
@@ -85,9 +86,9 @@ def draw() -> None:
         path = Path(__file__).with_name(f"step_grid-{machine}.json")
         cells = {(c["inputs"], c["layers"], c["outputs"], c["batch"]): c for c in json.loads(path.read_text())["cells"]}
         values = [[cells[row + column]["ratio"]["median"] for column in columns] for row in rows]
-        ax.imshow(values, cmap="RdBu_r", vmin=0.7, vmax=1.3, aspect="auto")
+        ax.imshow(values, cmap="RdBu_r", norm=LogNorm(1 / 2.5, 2.5), aspect="auto")
         for (i, line), j in itertools.product(enumerate(values), range(len(columns))):
-            ax.text(j, i, f"{line[j]:.2f}", ha="center", va="center", fontsize=8)
+            ax.text(j, i, f"{line[j]:.2f}", ha="center", va="center", fontsize=8, color="w" if line[j] > 1.8 else "k")
         ax.set_xticks(range(len(columns)), [str(batch) for _, batch in columns])
         ax.set_yticks(range(len(rows)), [f"{inputs} inputs, {layers} x {WIDTH}" for inputs, layers in rows])
         ax.axvline(len(BATCHES) - 0.5, color="black", lw=1)
