@@ -24,13 +24,13 @@ import json
 import math
 import os
 import statistics
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import cache
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from measure import machine
+from measure import machine, missing_runs
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -273,18 +273,13 @@ def main() -> None:
     options = parser.parse_args()
     known = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {"runs": []}
     keys = ("problem", "method", "lr", "seed")
-    done = {tuple(run[key] for key in keys) for run in known["runs"]}
     if options.gpt:
         items: Any = GPT_RUNS
     else:
         items = itertools.product(options.problems, METHODS, RATES, range(options.seeds))
-    missing = [] if options.table else [item for item in items if item not in done]
     with ProcessPoolExecutor(options.jobs, mp_context=torch.multiprocessing.get_context("spawn")) as pool:
-        waiting = {pool.submit(train_gpt if options.gpt else train, item): item for item in missing}
-        for future in as_completed(waiting):
-            run = dict(zip(keys, waiting[future], strict=True)) | future.result()
-            known["runs"].append(run)
-            print(run, flush=True)
+        measured = partial(pool.submit, train_gpt if options.gpt else train)
+        for _ in missing_runs(known["runs"], keys, [] if options.table else items, measured):
             store(known["runs"], options.out)
     table(known["runs"])
 

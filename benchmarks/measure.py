@@ -11,7 +11,8 @@ import subprocess
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ __all__ = [
     "machine",
     "mean_and_spread",
     "median_and_quartiles",
+    "missing_runs",
     "ratio",
     "require_cuda",
     "ridge_of_batches",
@@ -42,6 +44,22 @@ __all__ = [
 def require_cuda() -> None:
     if not torch.cuda.is_available():
         sys.exit("this benchmark needs a CUDA device")
+
+
+def missing_runs(
+    runs: list[dict[str, Any]],
+    keys: Sequence[str],
+    items: Iterable[tuple[Any, ...]],
+    submit: Callable[[tuple[Any, ...]], Future[dict[str, Any]]],
+) -> Iterator[dict[str, Any]]:
+    """Submit the items without a run, and add, print and yield each run as it ends: its item by `keys`, its results."""
+    done = {tuple(run[key] for key in keys) for run in runs}
+    waiting = {submit(item): item for item in items if item not in done}
+    for future in as_completed(waiting):
+        run = dict(zip(keys, waiting[future], strict=True)) | future.result()
+        runs.append(run)
+        print(run, flush=True)
+        yield run
 
 
 def spread(values: list[float]) -> dict[str, float]:

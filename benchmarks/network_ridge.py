@@ -22,12 +22,13 @@ import json
 import math
 import statistics
 import warnings
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import machine
+from measure import machine, missing_runs
 from real_data import HALVES, NUMBER, STREAMS
 from real_streams import Stream
 from scipy.linalg import cholesky
@@ -148,14 +149,10 @@ def main() -> None:
     options = parser.parse_args()
     known = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {"runs": []}
     keys = ("stream", "form", "method")
-    done = {tuple(one[key] for key in keys) for one in known["runs"]}
-    items = [] if options.table else list(itertools.product(options.streams, FORMS, METHODS))
+    items = [] if options.table else itertools.product(options.streams, FORMS, METHODS)
     with ProcessPoolExecutor(options.jobs) as pool:
-        waiting = {pool.submit(measure, item, options.data): item for item in items if item not in done}
-        for future in as_completed(waiting):
-            result = dict(zip(keys, waiting[future], strict=True)) | future.result()
-            known["runs"].append(result)
-            print(result, flush=True)
+        measured = partial(pool.submit, partial(measure, folder=options.data))
+        for _ in missing_runs(known["runs"], keys, items, measured):
             store(known["runs"], options.out)
     table(known["runs"])
 

@@ -470,8 +470,7 @@ class BlockHistory:
             if self.plan.kept != new.integer("lags"):
                 raise new.damaged("lags", f"{self.plan.kept} blocks", new["lags"])
         keys = {"place", "Y", "E", "count", "seen", "residuals", "missed", "learner"}
-        later = {"dropped", "start"} & set(new.mapping("model").values)  # which files of before lack
-        model = new.entries("model", keys | later)
+        model = schema.read(new.path("model"), new["model"], keys, optional={"dropped", "start"})  # as of late
         self.dropped = model.integer("dropped") if "dropped" in model.values else 0
         if "start" in model.values:
             model.equal("start", self.start)
