@@ -49,8 +49,12 @@ numba.njit, numba.carray, numba.extending.intrinsic = njit, carray, intrinsic
 
 # ---------------------------------------------------------------------- kernels that are called by their address
 
-from sepsa import jit  # noqa: E402
-from sepsa.heads.math import ridge  # noqa: E402
+from sepsa import jit, restoration  # noqa: E402
+
+_due = restoration.due
+restoration.due = lambda p, *rest: _due(p, *rest) if p else 0  # compiled code divides by a need of 0, Python does not
+
+from sepsa.heads.backends import numba_kernels  # noqa: E402
 from sepsa.stream.kernels import views  # noqa: E402
 from sepsa.stream.kernels.parts import BODY, Record  # noqa: E402
 
@@ -111,6 +115,20 @@ def view(frame, group, part):
     return made
 
 
+def matrices(memory, shapes):
+    """The matrices of these shapes, which follow each other in the memory, under the names of the shapes."""
+    starts = np.cumsum([0, *(rows * columns for rows, columns in shapes)])
+    made = [memory[start : start + a * b].reshape(a, b) for start, (a, b) in zip(starts, shapes, strict=False)]
+    return shapes._make(made) if hasattr(shapes, "_make") else tuple(made)
+
+
+def several(frame, group):
+    def made(names, model, *copy):
+        return tuple(getattr(group, name)(model, *copy) for name in names.split())
+
+    return made
+
+
 def compile_kernel(kernel):
     def called(model, index):
         with np.errstate(all="ignore"):
@@ -125,10 +143,8 @@ def address_of(kernel):
 
 
 views._number, views._number_of_copy, views._view = number, number_of_copy, view
-views._cell, views._layout = cell, layout
+views._cell, views._layout, views._views = cell, layout, several
 views.call = lambda address, model, index: CALL(int(address))(ctypes.cast(model, ctypes.c_void_p), int(index))
 jit.Kernel.compile, jit.Kernel.address = compile_kernel, property(address_of)
 jit.Kernel.is_cached, jit.Kernel.folder = lambda _: True, lambda _: Path(_EMPTY)
-
-_due = ridge.due
-ridge.due = lambda p, *rest: _due(p, *rest) if p else 0  # compiled code divides by a need of 0, Python does not
+numba_kernels.views = matrices

@@ -142,18 +142,6 @@ def best_head(errors: list[list[float]], memory: list[float], sizes: list[float]
     return min((j for j in equal if memory[j] == longest), key=lambda j: means[j])
 
 
-def error_without(batches: list[Any], forgetting: float, ridge: Matrix, prior: Matrix) -> float:
-    """The mean squared error at the first sample of a head that learned batches (Φ, Y) without this sample.
-
-    The batches fade by `forgetting` each; the head starts from `prior` (m, p) with `ridge` (p,), which comes back by
-    turns.
-    """
-    (Phi, Y), *_ = batches
-    others = [(Phi[1:], Y[1:]), *batches[1:]]
-    _, W = continued(np.diag(ridge), prior, ridge.copy(), ridge, prior, 0, forgetting, others)
-    return float(((Y[0] - W @ Phi[0]) ** 2).mean())
-
-
 class Adam:
     """Adam with L2 weight decay, for arrays updated in place."""
 

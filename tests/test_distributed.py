@@ -24,13 +24,12 @@ from sepsa.distributed import as_samples, triangular
 HERE = Path(__file__).parent
 
 
-def run(*command):
-    """Run a Python program to a good end, and end the processes it has started."""
+def run(python, *arguments):
+    """Run ranks.py to a good end, and end the processes it has started."""
     path = os.pathsep.join([str(HERE), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")])
-    process = subprocess.Popen(
-        [sys.executable, *map(str, command)], env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
+    command, environment = [python, HERE / "ranks.py", *arguments], {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen(command, env=os.environ | environment, start_new_session=True, **streams)
     try:
         said = process.communicate(timeout=600)[0]
     finally:
@@ -137,10 +136,10 @@ def check_alone(found):
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(tmp_path_factory, preloaded_bin):
     """Of every case by two and by three ranks: all at once, because the processes take longer to start than to run."""
     folder = tmp_path_factory.mktemp("ranks")
-    run(HERE / "ranks.py", folder)
+    run(preloaded_bin / "python", folder)
     return folder, {world: [torch.load(folder / f"{world}-{rank}.pt") for rank in range(world)] for world in (2, 3)}
 
 
@@ -178,7 +177,7 @@ def test_a_head_beside_fully_shard_learns_as_one_process(results):
 
 @pytest.mark.long
 def test_a_killed_rank_continues_from_the_last_checkpoint(tmp_path):
-    run(HERE / "ranks.py", tmp_path, "elastic")
+    run(sys.executable, tmp_path, "elastic")
     found = [torch.load(tmp_path / f"end-{rank}.pt") for rank in range(2)]
     for result in found:  # as the same two ranks without a kill to the last bit
         assert (result["from"], result["steps"]) == (6, ranks.STEPS)
