@@ -6,8 +6,8 @@ Outside of a captured step an update is some fifty kernels. They are recorded on
     learn   `least_squares.attempt`, or of a large head `large_block`, stored in the state and the head
 
 The second is launched when the host knows from the norms that its numbers will be finite: the head minimizes
-J(W) = λ(|W - W₀|²_A + energy) + |Y - ΦWᵀ|² + Σ q|W - prior|², and A keeps at least a share of the ridge, `LEAST_SHARE`, so
-J(W) <= J(W₀) bounds the new weights by
+J(W) = λ(|W - W₀|²_A + energy) + |Y - ΦWᵀ|² + Σ q|W - prior|², and A keeps at least the share `LEAST_SHARE` of the
+ridge, so J(W) <= J(W₀) bounds the new weights by
 
     λ share ridge |W - W₀|² <= |E|² + ridge (|prior| + |W₀|)².
 
