@@ -35,7 +35,7 @@ from sepsa.heads.backends import choose
 from sepsa.heads.backends.choose import force
 from sepsa.heads.math.cross_entropy import FADE
 from sepsa.heads.self_tuning import AGAIN
-from sepsa.restoration import due
+from sepsa.restoration import due, restored
 
 mp.dps = 60
 BATCHES, FEATURES, LIMIT = (1, 2, 7, 64, 1000), 11, 1e-6
@@ -113,10 +113,10 @@ def ridge_regression(Phi: Any, Y: Any, batch: int, forgetting: float, ridge: Any
             forgetting * left,
         )
         for j in range(cursor, cursor + count):
-            lacking = ridge[j % p] - left[j % p]
+            lacking = restored(ridge[j % p], left[j % p]) - left[j % p]
             A[j % p, j % p] += lacking
             b[j % p] += lacking * prior[j % p]
-            left[j % p] = ridge[j % p]
+            left[j % p] += lacking
         cursor += count
     return solve(A, b)
 
@@ -147,10 +147,10 @@ def cross_entropy(Phi: Any, t: Any, batch: int, ridge: Any, prior: Any) -> Any:
         at = [(cursor + j) % p for j in range(due(p, 1.0, at_least=n))]
         pull = rows.T.dot(R / s)
         for j in at:
-            lacking = ridge[j] - left[j]
+            lacking = restored(ridge[j], left[j]) - left[j]
             A[j, j] += lacking
             pull[j] += lacking * (W - prior)[j]
-            left[j] = ridge[j]
+            left[j] += lacking
         W = W - solve(A + rho * G, pull)
         A, seen, cursor = A + G, seen + n, cursor + len(at)
     return W

@@ -46,23 +46,28 @@ def restored_coordinates(p: int, forgetting: float, cursor: int, at_least: int =
     return [(cursor + i) % p for i in range(min(p, max(count, at_least)))]
 
 
+def restored_ridge(ridge: Any, left: Any) -> Any:
+    """The ridge of a coordinate that an update restores, which has so much left: all of it."""
+    return ridge
+
+
 def ridge_left(ridge: Matrix, forgetting: float, batches: list[int]) -> Matrix:
-    """The ridge that each coordinate has after these updates: all fade, then the next few get all of theirs back."""
+    """The ridge that each coordinate has after these updates: all fade, then the next few are restored."""
     left, cursor = ridge.copy(), 0
     for _ in batches:
         left *= forgetting
         at = restored_coordinates(len(ridge), forgetting, cursor)
-        left[at] = ridge[at]
+        left[at] = restored_ridge(ridge[at], left[at])
         cursor += len(at)
     return left
 
 
 def restore(A: Matrix, b: Matrix, left: Matrix, ridge: Matrix, prior: Matrix, at: Any) -> None:
-    """Give the coordinates `at` of the normal equations A and b, which have `left` of theirs, all of their ridge."""
-    q = (ridge - left)[at]
+    """Restore the ridge of the coordinates `at` of the normal equations A and b, which have so much left."""
+    q = restored_ridge(ridge[at], left[at]) - left[at]
     A[at, at] += q
     b[at] += q[:, None] * prior.T[at]
-    left[at] = ridge[at]
+    left[at] += q
 
 
 def continued(
@@ -309,8 +314,9 @@ class RobustHeads:
             if head["lam"] < 1 and (need >= 1 or self.steps % int(1 / need) == 0):
                 for _ in range(max(1, int(np.ceil(need)))):
                     j = head["turn"]
-                    head["A"][j, j] += head["ridge"] - head["left"][j]
-                    head["left"][j], head["turn"] = head["ridge"], (j + 1) % len(phi)
+                    full = restored_ridge(head["ridge"], head["left"][j])
+                    head["A"][j, j] += full - head["left"][j]
+                    head["left"][j], head["turn"] = full, (j + 1) % len(phi)
         off = y - before
         plausible = before + np.clip(off, -limit, limit)
         self.low, self.high = np.minimum(self.low, plausible), np.maximum(self.high, plausible)

@@ -14,10 +14,6 @@ import pytest
 import sepsa
 
 ROOT = Path(__file__).parents[1]
-PAGES = {
-    page.stem: re.findall(r"^::: ([\w.]+)$", page.read_text("utf-8"), re.MULTILINE)
-    for page in sorted((ROOT / "docs" / "api").glob("*.md"))
-}
 PUBLIC = ["sepsa.stream.keyed.KeyedLearner", "sepsa.testing.check_solver"]
 STARS = {griffe.ParameterKind.var_positional: "*", griffe.ParameterKind.var_keyword: "**"}
 WIDEST = 82  # characters of code that a page shows at 1,280 pixels without scrolling
@@ -43,6 +39,26 @@ def source(module):
     return ast.parse(path.read_text("utf-8")).body
 
 
+def of_engines():
+    """Yield the functions and classes of all adapters, which the page shows by their package."""
+    for path in sorted((ROOT / "src" / "sepsa" / "engines").glob("[a-z]*.py")):
+        module = f"sepsa.engines.{path.stem}"
+        yield from (
+            f"{module}.{node.name}"
+            for node in source(module)
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and not node.name.startswith("_")
+        )
+
+
+def names_on(page):
+    """Yield what a page of docs/api has entries for."""
+    for name in re.findall(r"^::: ([\w.]+)$", page.read_text("utf-8"), re.MULTILINE):
+        yield from of_engines() if name == "sepsa.engines" else [name]
+
+
+PAGES = {page.stem: list(names_on(page)) for page in sorted((ROOT / "docs" / "api").glob("*.md"))}
+
+
 def public():
     """Yield the public names: those of `__all__`, those behind the extra `stream`, and those of the engines."""
     for module in ("sepsa", "sepsa.heads", "sepsa.river", "sepsa.checkpoint"):
@@ -52,13 +68,7 @@ def public():
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
         )
         yield from (f"{module}.{name}" for name in names if name != "__version__")
-    for path in sorted((ROOT / "src" / "sepsa" / "engines").glob("[a-z]*.py")):
-        module = f"sepsa.engines.{path.stem}"
-        yield from (
-            f"{module}.{node.name}"
-            for node in source(module)
-            if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and not node.name.startswith("_")
-        )
+    yield from of_engines()
     yield from (f"sepsa.{name}" for name in sepsa._STREAM)
     yield from PUBLIC
 

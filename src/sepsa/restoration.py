@@ -2,7 +2,7 @@
 
 Forgetting scales the whole curvature by λ in each update, the ridge included. An update therefore restores the full
 ridge of the next few coordinates, in rotation. So many coordinates are restored per update that none ever falls below
-half of its ridge. Kernels compile these functions too.
+half of its ridge. Kernels compile these functions too; `heads.backends.triton.ridge` has them for Triton.
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
+LEAST_SHARE = 0.5  # of its ridge, below which no coordinate ever falls
+
 
 def due(p: int, forgetting: float, step: int = 0, at_least: int = 0) -> int:
-    """How many of p coordinates update number `step` restores, so that none ever falls below half of its ridge.
+    """How many of p coordinates update number `step` restores, so that none ever falls below `LEAST_SHARE`.
 
-    Forgetting halves a ridge in -1/log2(λ) updates, so in that many each coordinate must have its turn. Where that is
-    less than one coordinate an update, one gets its turn every so many updates, and without a `step` in each of them.
+    Forgetting leaves that share of a ridge after log(share)/log(λ) updates, so in that many each coordinate must have
+    its turn. Where that is less than one coordinate an update, one gets its turn every so many updates, and without a
+    `step` in each of them.
     """
     count = 0
     if forgetting < 1.0:
-        need = -p * math.log2(forgetting)
+        need = p * (math.log2(forgetting) / math.log2(LEAST_SHARE))
         count = math.ceil(need) if need >= 1.0 or step % math.floor(1.0 / need) == 0 else 0
     return min(p, max(count, at_least))
 
@@ -29,6 +32,9 @@ def next_cursor(cursor: Any, count: Any, p: int) -> Any:
     return (cursor + count) % p
 
 
-def lack(ridge: float, left: float) -> float:
-    """The ridge that a coordinate lacks, of which so much is left."""
-    return max(0.0, ridge - left)
+def restored(ridge: Any, left: Any) -> Any:
+    """The ridge that a coordinate has after its turn, before which it had so much left: all of it; numbers or tensors.
+
+    An update learns the difference as a row, and never a negative one.
+    """
+    return ridge

@@ -40,7 +40,7 @@ def test_a_ridge_that_no_forgetting_leaves_is_refused():
     solver = RLS().bind(nn.Linear(4, 2))
     state = solver.state_dict()
     for factor in (0.1, 300.0):
-        with pytest.raises(ValueError, match=r"\['left'\] must be between half of the ridge 1 and 200 times as much"):
+        with pytest.raises(ValueError, match=r"\['left'\] must be between 0.5 and 200 times the ridge 1"):
             solver.load_state_dict(state | {"left": factor * state["left"]})
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
 
-from reference import restored_coordinates, ridges, weights, with_ones
+from reference import restored_coordinates, restored_ridge, ridge_left, ridges, weights, with_ones
 from sepsa import SoftmaxNewton
 from sepsa.heads.math import cross_entropy as cross_entropy_math
 from sepsa.testing import difference, snapshot
@@ -59,10 +59,10 @@ class Dense:
         gradient = R.T @ Phi / s[:, None]
         self.A, self.left = lam * self.A, lam * self.left
         for j in restored_coordinates(p, self.forgetting, self.cursor, at_least=n):
-            q = max(0.0, self.ridge[j] - self.left[j])
+            q = max(0.0, restored_ridge(self.ridge[j], self.left[j]) - self.left[j])
             self.A[j, j] += q
             gradient[:, j] += q * (self.W - self.prior)[:, j]
-            self.left[j], self.cursor = self.ridge[j], self.cursor + 1
+            self.left[j], self.cursor = self.left[j] + q, self.cursor + 1
         self.W = self.W - np.linalg.solve(self.A + rho * own, gradient.T).T
         self.A = self.A + own
 
@@ -156,9 +156,10 @@ def test_on_a_full_batch_it_converges_to_the_optimum_of_what_it_remembers(ridge)
     prior = torch.tensor(weights(linear))
     for _ in range(200):
         solver.update(x, y)
-    # At forgetting 1/2 it remembers the batch twice, which is the batch against half of the ridge; each class has its
-    # ridge by its share of the curvature.
-    share = 1.5 * solver.class_shares()[:, None] * torch.tensor(ridges(5, 1.0, True, 1e-4 / ridge))
+    # At forgetting 1/2 it remembers the batch twice, which is the batch against half of the ridge that it has; each
+    # class has its ridge by its share of the curvature.
+    has = float(ridge_left(np.ones(5), 0.5, [300] * 200)[0])
+    share = 1.5 * has * solver.class_shares()[:, None] * torch.tensor(ridges(5, 1.0, True, 1e-4 / ridge))
     Phi, W = torch.tensor(with_ones(x.numpy(), True)), torch.tensor(weights(linear))
 
     def loss(V):

@@ -1,1 +1,1 @@
-"""Adapters to Spark, Ray, Bytewax, Flower, Kafka and sktime; each module imports its engine when used."""
+"""Adapters to engines, one a module, which imports its engine when it is used."""

@@ -6,10 +6,10 @@ Outside of a captured step an update is some fifty kernels. They are recorded on
     learn   `least_squares.attempt`, or of a large head `large_block`, stored in the state and the head
 
 The second is launched when the host knows from the norms that its numbers will be finite: the head minimizes
-J(W) = λ(|W - W₀|²_A + energy) + |Y - ΦWᵀ|² + Σ q|W - prior|², and A keeps at least half of the ridge, so J(W) <= J(W₀)
-bounds the new weights by
+J(W) = λ(|W - W₀|²_A + energy) + |Y - ΦWᵀ|² + Σ q|W - prior|², and A keeps at least the share `LEAST_SHARE` of the
+ridge, so J(W) <= J(W₀) bounds the new weights by
 
-    λ ridge/2 |W - W₀|² <= |E|² + ridge (|prior| + |W₀|)².
+    λ share ridge |W - W₀|² <= |E|² + ridge (|prior| + |W₀|)².
 
 Where that bound does not suffice, where T must absorb H and where digits would be lost, `TorchBackend` learns with the
 same state, which the first half leaves as it is.
@@ -36,6 +36,7 @@ from sepsa.heads.math import least_squares
 from sepsa.heads.math.least_squares import CURSOR, GROWTH, PENDING, LeastSquaresState
 from sepsa.heads.math.ridge import coordinates, due, next_cursor
 from sepsa.interrupt import DeferredInterrupt
+from sepsa.restoration import LEAST_SHARE
 
 # A number of rows is recorded at its third update, and tried again _RETRY updates after one that left another kind of
 # state than it had found. At most _KEPT recordings are kept; one not used for _UNUSED updates makes room for another.
@@ -195,7 +196,7 @@ class GraphBackend(TorchBackend):
     def _is_certain(self, counters: list[float], error: float, weight: float, lam: float, size: float) -> bool:
         """Whether the norms that the host has seen prove that the new weights are finite."""
         pull = self._largest_ridge * (self._prior_norm + weight) ** 2 if lam < 1.0 else 0.0
-        step = math.sqrt(2.0 * (error * error + pull) / (lam * self._smallest_ridge))
+        step = math.sqrt((error * error + pull) / (lam * LEAST_SHARE * self._smallest_ridge))
         fits = weight + step < torch.finfo(self.linear.weight.dtype).max / 16
         # No factor fails: H, or I + FᵀF, lies between λ^updates and what was added to it.
         condition = (3.0 + counters[GROWTH] + size * size) / lam ** counters[PENDING]

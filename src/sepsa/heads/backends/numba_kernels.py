@@ -81,7 +81,7 @@ def whiten(T, W, Phi, Y, F, E):
 
 restored_count = compiled(restoration.due)  # how many coordinates an update restores
 restored_coordinate = compiled(restoration.next_cursor)  # the i-th of them
-ridge_lack = compiled(restoration.lack)
+restored_ridge = compiled(restoration.restored)
 
 
 @compiled
@@ -106,8 +106,9 @@ def gather(T, W, H, energy, left, prior, ridge, F, E, lam, cursor, count, pendin
         left[j] *= lam
     for step in range(count):
         c = restored_coordinate(cursor, step, p)
-        q = ridge_lack(ridge[c], left[c])
-        left[c] = ridge[c]
+        full = restored_ridge(ridge[c], left[c])
+        q = max(0.0, full - left[c])
+        left[c] = full
         for i in range(p):
             scaled = q * T[i, c]
             for j in range(i + 1):
@@ -279,13 +280,14 @@ def learn_one_by_one(T, W, Phi, Y, prior, ridge, left, energy, scratch, lam, cur
         potter(T, W, f, e, u, energy)
     for i in range(count):
         c = restored_coordinate(cursor, i, p)
-        root = math.sqrt(ridge_lack(ridge[c], left[c]))
+        full = restored_ridge(ridge[c], left[c])
+        root = math.sqrt(max(0.0, full - left[c]))
         for j in range(p):
             f[j] = root * T[j, c]
         for o in range(m):
             e[o] = root * (prior[o, c] - W[o, c])
         potter(T, W, f, e, u, energy)
-        left[c] = ridge[c]
+        left[c] = full
 
 
 @compiled
@@ -403,7 +405,8 @@ def learn(memory, shapes, block, weight, bias, samples, lam_error, saved):
     store_head(new_W, W, weight, bias)
     energy[:] = new_energy
     left[:] = new_left
-    count_update(counters, lam, samples, (cursor + count) % p, 0 if absorbed else pending, 0.0 if absorbed else growth)
+    cursor = restored_coordinate(cursor, count, p)
+    count_update(counters, lam, samples, cursor, 0 if absorbed else pending, 0.0 if absorbed else growth)
     return LEARNED
 
 

@@ -13,6 +13,7 @@ from sepsa.heads.base.state_checks import check_positive_definite, check_root, r
 from sepsa.heads.math.anneal import FLOOR, MEMORY
 from sepsa.heads.math.least_squares import LeastSquaresState
 from sepsa.heads.math.ridge import BiasRidge
+from sepsa.restoration import LEAST_SHARE
 from sepsa.states.schema import Entries
 
 if TYPE_CHECKING:
@@ -72,8 +73,8 @@ def read_root(
         raise state.damaged("energy", "at least 0", float(energy.min()))
     left, full = tensors["left"], ridges(linear, settings.ridge, settings.bias_ridge, like)
     low, high = float((left / full).min()), float((left / full).max())
-    if not (low >= 0.5 - _ROUNDING and high <= _MOST_RIDGE):  # forgetting may have been below 1 before
-        expected = f"between half of the ridge {settings.ridge:g} and {_MOST_RIDGE:g} times as much"
+    if not (low >= LEAST_SHARE - _ROUNDING and high <= _MOST_RIDGE):  # forgetting may have been below 1 before
+        expected = f"between {LEAST_SHARE:g} and {_MOST_RIDGE:g} times the ridge {settings.ridge:g}"
         raise state.damaged("left", expected, f"{low:g} to {high:g} of it")
     check_root(state, "T", tensors["T"], left if H is None else torch.zeros_like(left))
     return LeastSquaresState(tensors["T"], tensors["W"], H, energy, left), counters, settings

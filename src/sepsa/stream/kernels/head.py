@@ -11,10 +11,10 @@ diagonal. A row that stands for ω samples costs one pass over U (Bierman), 3p²
 
 from __future__ import annotations
 
-from sepsa.restoration import lack
+from sepsa import restoration
 from sepsa.stream.kernels.compilation import inlined
 
-lacking = inlined(lack)
+restored = inlined(restoration.restored)
 
 
 @inlined
@@ -118,14 +118,15 @@ def learn_row(U, D, W, energy, phi, start, e, omega, b):
 def restore(U, D, W, energy, prior, ridge_left, ridge, cursor, count, unit, e, b):
     """Restore the ridge of `count` coordinates, each by a row √r e_j with the prior as target; returns the next one."""
     for _ in range(count):
-        r = lacking(ridge, ridge_left[cursor])
+        full = restored(ridge, ridge_left[cursor])
+        r = max(0.0, full - ridge_left[cursor])
         if r > 0.0:
             unit[cursor] = 1.0
             for k in range(e.size):
                 e[k] = prior[k, cursor] - W[k, cursor]
             learn_row(U, D, W, energy, unit, cursor, e, r, b)
             unit[cursor] = 0.0
-        ridge_left[cursor] = ridge
+        ridge_left[cursor] = full
         cursor = cursor + 1 if cursor + 1 < D.size else 0
     return cursor
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from triton.language import constexpr
 
 from sepsa.heads.backends.triton.linalg import NEAR, distance, eliminate, iterate, readable, refine, rows_at
-from sepsa.heads.backends.triton.ridge import coordinate, is_restored, lacking, next_cursor
+from sepsa.heads.backends.triton.ridge import coordinate, is_restored, lacking, next_cursor, restored
 from sepsa.heads.backends.triton.tiles import (
     add_product,
     add_to_head,
@@ -124,7 +124,8 @@ def _advance(snapshot, left, ridge, counters, lam, mass, c, p, finite, BLOCK_P: 
     j = tl.arange(0, BLOCK_P)
     cursor = tl.load(snapshot + 2).to(tl.int64)
     old, full = load_vector(left, j, j < p), load_vector(ridge, j, j < p)
-    new = tl.where(is_restored(j, cursor, c, p) & (full > lam * old), full, lam * old)
+    given = restored(full, lam * old)
+    new = tl.where(is_restored(j, cursor, c, p) & (given > lam * old), given, lam * old)
     tl.store(left + j, tl.where(finite, new, old), mask=j < p)
     good = finite.to(tl.float64)
     tl.store(counters, (tl.load(snapshot) + good).to(old.dtype))

@@ -23,7 +23,7 @@ from triton.language import constexpr
 
 from sepsa.heads.backends.triton.finish import buffers, finish
 from sepsa.heads.backends.triton.linalg import NEAR, readable, solve_by_sweeps, solve_near_identity, tile_of
-from sepsa.heads.backends.triton.ridge import coordinate, is_restored, lacking
+from sepsa.heads.backends.triton.ridge import coordinate, is_restored, lacking, restored
 from sepsa.heads.backends.triton.tiles import (
     add_product,
     add_to_head,
@@ -62,7 +62,8 @@ def _restore(left, ridge, tally, cursor, count, p, fading, finite, BLOCK_P: cons
     """All coordinates fade, `count` get their ridge back, and the cursor moves on; nothing where not `finite`."""
     c = tl.arange(0, BLOCK_P)
     old, whole = load_vector(left, c, c < p), load_vector(ridge, c, c < p)
-    new = tl.where(is_restored(c, cursor, count, p), whole, tl.load(fading).to(old.dtype) * old)
+    faded = tl.load(fading).to(old.dtype) * old
+    new = tl.where(is_restored(c, cursor, count, p), restored(whole, faded), faded)
     tl.store(left + c, tl.where(finite, new, old), mask=c < p)
     tl.store(tally + 2, tl.load(tally + 2) + tl.where(finite, count, 0).to(tl.float64))
 

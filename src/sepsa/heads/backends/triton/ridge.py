@@ -1,4 +1,4 @@
-"""The rule of `math.ridge` for Triton kernels: the coordinates that get their ridge back, and what they lack."""
+"""The rule of `sepsa.restoration` for Triton kernels: the coordinates that get their ridge back, and how much."""
 
 from __future__ import annotations
 
@@ -25,6 +25,13 @@ def next_cursor(cursor, count, p):
 
 
 @triton.jit
-def lacking(ridge, ridge_left):
-    """The ridge that a coordinate lacks."""
-    return tl.where(ridge > ridge_left, ridge - ridge_left, 0.0)
+def restored(ridge, left):
+    """The ridge that a coordinate has after its turn, before which it had so much left."""
+    return ridge
+
+
+@triton.jit
+def lacking(ridge, left):
+    """The ridge that a coordinate gets in its turn."""
+    full = restored(ridge, left)
+    return tl.where(full > left, full - left, 0.0)
