@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from sepsa.interrupt import whole_change
 from sepsa.states import schema
-from sepsa.stream.engine.bodies import body_of, engine_type
+from sepsa.stream.engine.options import body_of, engine_type
 from sepsa.stream.engine.protocol import Floats, StreamEngine
 from sepsa.stream.kernels.robust import HUGE
 from sepsa.stream.rows import column_parts
@@ -49,7 +49,7 @@ class StreamLearner:
     `regression` measures targets from the first one and scales the body's loss; class indicators need neither. With
     `names` of the inputs, the engine sees them in the order of their values in the first rows, and those that are equal
     there in the order of their names; without, as they come.
-    `options` are the engine's; `body` or `module` among them chooses it (`sepsa.stream.engine.bodies`). A method that
+    `options` are the engine's; `body` or `module` among them chooses it (`sepsa.stream.engine.options`). A method that
     fails or is interrupted leaves the learner in the state before or after it.
     """
 

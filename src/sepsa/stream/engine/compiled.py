@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 
 from sepsa.stream.engine import saved
 from sepsa.stream.engine.calls import Kernels, RowBuffer, answers, boost_trees
-from sepsa.stream.engine.core import Form, started
-from sepsa.stream.engine.layers import draw, layers
-from sepsa.stream.engine.noise import set_quantiles, set_variance, variance
+from sepsa.stream.engine.core import Form, draw, layers, set_quantiles, set_variance, started, variance
 from sepsa.stream.engine.options import (
     ACTIVATIONS,
     LOSSES,
@@ -26,8 +24,7 @@ from sepsa.stream.engine.options import (
 )
 from sepsa.stream.engine.protocol import FitPlan, Floats, StreamEngine, forgetting_steps
 from sepsa.stream.experts import EXPERTS, logarithm, tree_parts
-from sepsa.stream.experts.expert import Expert
-from sepsa.stream.experts.frame import OPTIONS
+from sepsa.stream.experts.frame import OPTIONS, Expert
 from sepsa.stream.experts.models import ModelExperts
 from sepsa.stream.kernels.memory import Memory
 from sepsa.validation import NotFinite, at_least, one_of

@@ -25,7 +25,7 @@ class FitPlan(NamedTuple):
 class StreamEngine(Protocol):
     """A body and a head that learn raw rows in order: what `StreamLearner` asks of them.
 
-    `sepsa.stream.engine.bodies` lists the implementations. A new one inherits from this class, whose methods with a
+    `sepsa.stream.engine.options` lists the implementations. A new one inherits from this class, whose methods with a
     body are defaults for an engine that bounds no outliers and keeps no calibration of its own.
     """
 
