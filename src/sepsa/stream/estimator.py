@@ -27,7 +27,7 @@ from sepsa.stream import batch_fit
 from sepsa.stream.columns.frame import FrameEncoder, all_numbers, as_pandas, check_numbers, in_order, is_frame
 from sepsa.stream.columns.inputs import CLASS_MEANS
 from sepsa.stream.committee import Committee
-from sepsa.stream.engine.options import NAMED, body_of, engine_type
+from sepsa.stream.engine.bodies import NAMED, body_of, engine_type
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import NewInput, learn_rows
 from sepsa.stream.kernels.robust import HUGE

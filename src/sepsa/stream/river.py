@@ -35,7 +35,7 @@ from sepsa.states import schema
 from sepsa.states.objects import Saves, check_stamp, rebuilt_as, stamp
 from sepsa.states.plain import pack_label, unpack_label, unpack_labels
 from sepsa.stream.calibration import probabilities
-from sepsa.stream.engine.options import NAMED
+from sepsa.stream.engine.bodies import NAMED
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import Names, NewInput, class_codes, indicators, learn_rows
 from sepsa.stream.kernels.robust import HUGE

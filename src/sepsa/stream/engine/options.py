@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any
 
-from sepsa.stream.engine.protocol import StreamEngine
 from sepsa.stream.experts.tree_parts import TABLE_TREES
 from sepsa.stream.kernels import body
 from sepsa.validation import at_least, in_range, not_negative, one_of
@@ -29,21 +28,9 @@ OPTIMIZERS: dict[str, tuple[int, dict[str, float]]] = {
     # Adam without momentum: a gradient is taken at a head that has moved since the last one.
     "auto": (body.ADAM, {"momentum": 0.0, "beta2": 0.999, "eps": 1e-8}),
 }
-NAMED = ("auto", "fourier", "experts")  # what an estimator's `body` may be
 LOSSES = {"squared": 0, "huber": 1}
 RIDGES = (10.0, 1.0, 100.0)  # the candidates where ridge is "auto"
 FORGETTINGS = (1.0, 0.999, 0.99)
-
-
-def engine_type(module: Any) -> type[StreamEngine]:
-    """The engine for an estimator's `body`, or for its `module`, an `nn.Module`; it is imported when it is needed."""
-    if module is None or module in NAMED:
-        from sepsa.stream.engine.compiled import Engine
-
-        return Engine
-    from sepsa.stream.engine.torch_body import TorchEngine
-
-    return TorchEngine
 
 
 def body_of(body: str | None, hidden: Any, experts: Sized = ()) -> str | None:
