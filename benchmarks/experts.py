@@ -35,8 +35,7 @@ import numpy as np
 from measure import machine
 
 from sepsa.stream.experts import EXPERTS
-from sepsa.stream.experts.expert import Expert
-from sepsa.stream.experts.frame import given, row
+from sepsa.stream.experts.frame import Expert, given, row
 from sepsa.stream.kernels.compilation import kernel
 from sepsa.stream.kernels.views import Group
 from sepsa.stream.learner import StreamLearner

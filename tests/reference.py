@@ -22,6 +22,15 @@ def ridges(p: int, ridge: float, bias: bool, bias_ridge: float = 1e-4) -> Matrix
     return np.append(np.full(p - 1, ridge), min(bias_ridge, ridge)) if bias else np.full(p, float(ridge))
 
 
+def covariance_of(engine: Any) -> Matrix:
+    """B (p, p), the inverse of the curvature of a stream engine's first head."""
+    U, D = (engine.memory(name, "heads", 0) for name in "UD")
+    full = np.eye(len(D))
+    column, row = np.tril_indices(len(D), -1)  # U's columns lie one after the other
+    full[row, column] = U
+    return (full * D) @ full.T
+
+
 def ridge_regression(Phi: Matrix, Y: Matrix, omega: Matrix, ridge: Matrix, prior: Matrix) -> Matrix:
     """argmin_W sum_i ω_i ||y_i - W φ_i||² + sum_j ridge_j ||W_j - prior_j||², W (m, p), by least squares."""
     rows = np.vstack([np.sqrt(omega)[:, None] * Phi, np.diag(np.sqrt(ridge))])

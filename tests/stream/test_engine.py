@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from reference import covariance_of
 from sepsa import RLS, NotFinite, SepSA
 from sepsa.jit import compile_together, locked
 from sepsa.stream.engine import Engine
@@ -104,7 +105,7 @@ def assert_same(engine, model, solver, got, wanted):
     for (weight, bias), layer in zip(mine, layers, strict=True):
         np.testing.assert_allclose(weight, layer.weight.detach(), rtol=0, atol=1e-8)
         np.testing.assert_allclose(bias, layer.bias.detach(), rtol=0, atol=1e-8)
-    np.testing.assert_allclose(engine.covariance(), solver.covariance(), rtol=0, atol=1e-8)
+    np.testing.assert_allclose(covariance_of(engine), solver.covariance(), rtol=0, atol=1e-8)
     np.testing.assert_allclose(engine.memory("ENERGY", "heads", 0), solver.state_dict()["energy"], rtol=1e-8)
     assert engine.samples == pytest.approx(solver.samples)
 
@@ -238,7 +239,7 @@ def test_a_new_output_is_as_if_its_targets_had_been_zero(hidden, skip):
     whole.learn(X, Y)
     grown.resize(5, 2)
     np.testing.assert_allclose(grown.predict(X), whole.predict(X), rtol=0, atol=1e-6)
-    np.testing.assert_allclose(grown.covariance(), whole.covariance(), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(covariance_of(grown), covariance_of(whole), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("hidden", "skip"), [((), False), ((6,), False), ((6, 4), True)])
@@ -256,7 +257,7 @@ def test_a_new_input_is_as_if_it_had_been_zero(hidden, skip):
     whole.learn(X, Y)
     grown.resize(5, 2)
     np.testing.assert_allclose(grown.predict(X), whole.predict(X), rtol=0, atol=1e-5)
-    np.testing.assert_allclose(grown.covariance(), whole.covariance(), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(covariance_of(grown), covariance_of(whole), rtol=0, atol=1e-5)
     assert grown.learn(X, Y).shape == (50, 2)
 
 
@@ -281,11 +282,11 @@ def test_a_constant_input_counts_for_nothing_until_it_moves():
     X[:, 1] = 0.1 + 0.2  # no binary fraction
     one = learner()
     one.learn(X, Y)
-    assert one.engine.scaling()[1][1] == 0
+    assert one.engine.memory("SCALE", "network")[1] == 0
     X[:, 1] = 7.3
     assert np.isfinite(one.predict(X[:1])).all()
     assert np.isfinite(one.learn(X[:3], Y[:3])).all()
-    assert one.engine.scaling()[1][1] == pytest.approx(1 / 7.0)
+    assert one.engine.memory("SCALE", "network")[1] == pytest.approx(1 / 7.0)
 
 
 def test_a_missing_value_is_the_mean():
@@ -293,7 +294,7 @@ def test_a_missing_value_is_the_mean():
     one = learner()
     one.learn(X, Y)
     hole, filled = X[:1].copy(), X[:1].copy()
-    hole[0, 2], filled[0, 2] = np.nan, one.engine.scaling()[0][2]
+    hole[0, 2], filled[0, 2] = np.nan, one.engine.memory("MEAN", "network")[2]
     assert np.array_equal(one.predict(hole), one.predict(filled))
 
 

@@ -25,7 +25,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
 from breaking.damage import same
-from reference import nearest_on_simplex
+from reference import covariance_of, nearest_on_simplex
 from sepsa import FourierFeatures, NotFinite, SepSAClassifier, SepSARegressor
 from sepsa.stream import calibration
 from sepsa.stream.engine import Engine
@@ -202,11 +202,11 @@ def test_noise_is_the_unbiased_one_of_ridge_regression():
     expected = weight @ (target - Phi @ W) ** 2 / (weight.sum() - free)
     np.testing.assert_allclose(learner.noise_variance(), expected, rtol=1e-6)
     before = learner.predict(X)
-    learner.set_effective_samples(weight.sum() / 3, expected)  # as after three passes
+    learner.engine.set_effective_samples(weight.sum() / 3, expected)  # as after three passes
     np.testing.assert_array_equal(learner.predict(X), before)
     np.testing.assert_allclose(learner.noise_variance(), expected, rtol=1e-6)
     np.testing.assert_allclose(
-        learner.engine.covariance(), 3 * np.linalg.inv(gram + 2.0 * np.eye(5)), rtol=1e-5, atol=1e-9
+        covariance_of(learner.engine), 3 * np.linalg.inv(gram + 2.0 * np.eye(5)), rtol=1e-5, atol=1e-9
     )
     assert learner.engine.samples == pytest.approx(weight.sum() / 3)
 
@@ -408,7 +408,7 @@ def test_a_torch_body_takes_the_engines_steps(optimizer, forgetting, batch):
     for one, other in zip(mine.predict_with_leverage(X), engine.predict_with_leverage(X), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)
     for learner in (mine, engine):
-        learner.set_effective_samples(150.0, np.array([2.0, 3.0]))
+        learner.engine.set_effective_samples(150.0, np.array([2.0, 3.0]))
     np.testing.assert_allclose(mine.noise_variance(), [2.0, 3.0])
     np.testing.assert_allclose(engine.noise_variance(), [2.0, 3.0])
     np.testing.assert_allclose(mine.learn(X, Y, weight), engine.learn(X, Y, weight), rtol=1e-6)

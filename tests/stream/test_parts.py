@@ -10,7 +10,7 @@ import pytest
 from sepsa.states import schema
 from sepsa.stream.kernels.compilation import kernel
 from sepsa.stream.kernels.memory import Layout, Memory
-from sepsa.stream.kernels.parts import BODY, Field, Part, Record, Rule, reference, work
+from sepsa.stream.kernels.parts import BODY, Field, Part, Record, Rule, work
 from sepsa.stream.kernels.views import Frame, Group
 
 frame = Frame("test", ("inputs", "rows"), Part("X", float, ("rows", "inputs")))
@@ -146,10 +146,3 @@ def test_what_is_in_a_unit_is_divided(rows):
     assert made("NUMBERS", "means")["total"] == total * 4
     made.divide("inputs", 2.0, place=1)
     assert made("MEAN", "means").tolist() == [mean[0] / 4, mean[1] / 8]
-
-
-def test_the_reference_has_each_field():
-    table = reference([means])
-    assert "| means/FILLED.next | int64 | 1 | 0 | 0 … ring - 1 |  |" in table
-    assert "| means/MEAN | float64 | inputs | 0.5 |  | inputs^1 |" in table
-    assert "OFF" not in table

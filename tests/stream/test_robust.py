@@ -94,7 +94,7 @@ def test_an_input_rescaled_changes_no_prediction_of_a_linear_head(g):
     kernels = engine._ready()
     kernels._compiled["rescale"] = type(kernels["learn"])(kernel.address)
     kernels.run("rescale", np.zeros(engine.memory.layout.workspace), X[:1], None, None, None, y[:1])
-    assert engine.scaling()[1].tolist() == [1.0, 1 / g, 1.0]
+    assert engine.memory("SCALE", "network").tolist() == [1.0, 1 / g, 1.0]
     for one, other in zip(engine.predict_with_leverage(X), before, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9)
 

@@ -156,7 +156,7 @@ def fit(
     n = len(table.Y)
     if n == 1:
         (learner,) = trained_on_all(new_network, new_mixture, table, schedule._replace(passes=1), rng)
-        learner.set_effective_samples(float(table.weight.sum()), learner.noise_variance())
+        learner.engine.set_effective_samples(float(table.weight.sum()), learner.noise_variance())
         return FitResult(Committee([learner]), 1, np.empty(0, np.intp), np.empty((0, table.Y.shape[1])))
     folds = np.array_split(rng.permutation(n), min(n, FOLDS))
     share = float(table.weight.sum()) * (1.0 if together else 1 - 1 / len(folds))
@@ -178,12 +178,12 @@ def fit(
     leverages = trial.leverages * max(1.0, members[0].engine.samples / share)
     if trial.mixture is not None:
         for member in members:
-            member.engine.set_mixture(trial.mixture.evidence, trial.mixture.parts)  # type: ignore[attr-defined]
+            member.engine.set_mixture(trial.mixture.evidence, trial.mixture.parts)  # type: ignore[union-attr]
     errors = left_out.Y - trial.means
     errors *= averaged(members, left_out.X, errors)
     noise, inflation = likeliest(errors, leverages, left_out.weight)
     for member in members:
-        member.set_effective_samples(share, noise)
+        member.engine.set_effective_samples(share, noise)
     progress.finish()
     return FitResult(Committee(members, inflation), trial.passes, np.concatenate(folds), trial.means)
 
@@ -316,7 +316,7 @@ def teach_experts(
         for some, part in row_parts(X, learner.engine.batch_size):
             if not stop.is_set():
                 learner.learn(part, Y[some], weight[some])
-        learner.engine.fit_experts()  # type: ignore[attr-defined]
+        learner.engine.fit_experts()  # type: ignore[union-attr]
         return learner
 
     return in_threads(member, len(folds), threads)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,6 +19,7 @@ LATEST = 16_384  # rows on which it is fitted
 OPTIONS = {"seed": 0, "num_threads": 1, "deterministic": True, "force_row_wise": True, "verbosity": -1}
 
 
+@dataclass(eq=False)
 class Boosting:
     """Boosted trees with LightGBM's defaults on the latest rows; never changed, `learned` returns a changed copy.
 
@@ -25,30 +27,30 @@ class Boosting:
     classes that came after its fit.
     """
 
-    name = "lightgbm"
+    name: ClassVar[str] = "lightgbm"
+    classes: bool
+    rows: int = 0  # learned so far
+    due: int = FIRST  # the number of rows at which it is fitted next
+    inputs: int = 0  # of the models
+    models: tuple[str, ...] = ()
+    _table: Floats = field(default_factory=lambda: np.empty((0, 0)))  # inputs, outputs, weight of the latest rows; room
+    _filled: list[int] = field(default_factory=lambda: [0])  # rows of the table that some copy has written
+    _stop: int = 0  # the end of this one's rows in the table
+    _outputs: int = 0
+    _boosters: list[Any] | None = None
 
-    def __init__(self, classes: bool) -> None:
+    def __post_init__(self) -> None:
         try:
             import lightgbm  # noqa: F401
         except ImportError as error:
             raise ImportError("experts=['lightgbm'] needs LightGBM: pip install 'sepsa[boosting]'") from error
-        self.classes = classes
-        self.rows = 0  # learned so far
-        self.due = FIRST  # the number of rows at which it is fitted next
-        self.inputs = 0  # of the models
-        self.models: tuple[str, ...] = ()
-        self._table = np.empty((0, 0))  # inputs, outputs and weight of the latest rows, and room for more
-        self._filled = [0]  # rows of the table that some copy has written
-        self._stop = 0  # the end of this one's rows in the table
-        self._outputs = 0
-        self._boosters: list[Any] | None = None
 
     def __deepcopy__(self, memo: Any) -> Boosting:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
         rows = self._latest().copy()
-        return self.__dict__ | {"_boosters": None, "_table": rows, "_filled": [len(rows)], "_stop": len(rows)}
+        return vars(replace(self, _boosters=None, _table=rows, _filled=[len(rows)], _stop=len(rows)))
 
     def _latest(self) -> Floats:
         return self._table[max(0, self._stop - LATEST) : self._stop]
@@ -57,9 +59,7 @@ class Boosting:
 
     def learned(self, X: Floats, Y: Floats, weight: Floats) -> tuple[Boosting, Floats]:
         """One that has learned these rows in order, and the predictions (n, outputs) made before each."""
-        other = object.__new__(Boosting)
-        other.__dict__.update(self.__dict__)
-        out, at = np.empty(Y.shape), 0
+        other, out, at = replace(self), np.empty(Y.shape), 0
         there = weight > 0
         while at < len(X):
             ahead = np.flatnonzero(there[at:])[other.due - other.rows - 1 :]
@@ -74,8 +74,7 @@ class Boosting:
 
     def refitted(self) -> Boosting:
         """One that is fitted on all its rows."""
-        other = object.__new__(Boosting)
-        other.__dict__.update(self.__dict__)
+        other = replace(self)
         if other._stop:
             other._fit()
         return other

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from sepsa.interrupt import whole_change
 from sepsa.states import schema
-from sepsa.stream.engine.bodies import body_of, engine_type
-from sepsa.stream.engine.protocol import Floats, StreamEngine
+from sepsa.stream.engine.bodies import AnyEngine, body_of, engine_type
+from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.kernels.robust import HUGE
 from sepsa.stream.rows import column_parts
 from sepsa.stream.scales import (
@@ -80,7 +80,7 @@ class StreamLearner:
         self._Y: Floats = np.empty((0, outputs))
         self._weight: Floats = np.empty(0)
 
-    def _new_engine(self, inputs: int, outputs: int) -> StreamEngine:
+    def _new_engine(self, inputs: int, outputs: int) -> AnyEngine:
         options = dict(self.options)
         body, experts = options.pop("body", None), options.pop("experts", ())
         body = body_of(body, options.get("hidden"), experts)
@@ -253,7 +253,7 @@ class StreamLearner:
     def take_network(self, other: StreamLearner) -> None:
         """Continue with the scales and the network of a learner that differs by its experts alone."""
         self.offset = other.offset
-        self.engine.take_network(other.engine)  # type: ignore[attr-defined]
+        self.engine.take_network(other.engine)  # type: ignore[union-attr, arg-type]
 
     def zero_if_missing(self, X: Floats) -> NDArray[np.bool_]:
         """In which columns a missing value means zero, not the mean.
@@ -275,10 +275,6 @@ class StreamLearner:
     def noise_variance(self) -> Floats:
         """The variance (outputs,) of targets about predictions, from the errors made before learning."""
         return self.engine.noise_variance()
-
-    def set_effective_samples(self, samples: float, noise: Floats) -> None:
-        """Scale the head's curvature to this number of samples, and set their noise variance (outputs,)."""
-        self.engine.set_effective_samples(samples, noise)
 
     def learn_row(self, x: Sequence[float], y: Sequence[float], weight: float = 1.0) -> None:
         """Learn one row of a positive weight, at little more than the cost of the kernel."""

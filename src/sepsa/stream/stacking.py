@@ -30,7 +30,7 @@ class Mixture(NamedTuple):
     def of(cls, learners: Sequence[StreamLearner], X: Any, Y: Floats, weight: Floats, folds: Sequence[int]) -> Mixture:
         """The mixture of learners that left out one part of these rows each; `folds` are the lengths of the parts."""
         engines: list[Any] = [learner.engine for learner in learners]  # those with experts
-        unit = np.sqrt(engines[0].output_weights())
+        unit = np.sqrt(engines[0].memory("GAIN", "network"))
         offset = np.repeat([learner.offset for learner in learners], folds, axis=0)
         ends = np.cumsum(folds)[:-1]
         parts = [

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sepsa.stream.engine.options import body_of as body_of
-from sepsa.stream.engine.protocol import StreamEngine
 
+if TYPE_CHECKING:
+    from sepsa.stream.engine.compiled import Engine
+    from sepsa.stream.engine.torch_body import TorchEngine
+
+AnyEngine: TypeAlias = "Engine | TorchEngine"
 NAMED = ("auto", "fourier", "experts")  # what an estimator's `body` may be
 
 
-def engine_type(module: Any) -> type[StreamEngine]:
+def engine_type(module: Any) -> type[Engine] | type[TorchEngine]:
     """The engine for an estimator's `body`, or for its `module`, an `nn.Module`; it is imported when it is needed."""
     if module is None or module in NAMED:
         from sepsa.stream.engine.compiled import Engine

@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 
 from sepsa.stream.engine import saved
 from sepsa.stream.engine.calls import Kernels, RowBuffer, answers, boost_trees
-from sepsa.stream.engine.core import Form, started
-from sepsa.stream.engine.layers import draw, layers
-from sepsa.stream.engine.noise import set_quantiles, set_variance, variance
+from sepsa.stream.engine.core import Form, draw, layers, set_quantiles, set_variance, started, variance
 from sepsa.stream.engine.options import (
     ACTIVATIONS,
     LOSSES,
@@ -26,8 +24,7 @@ from sepsa.stream.engine.options import (
 )
 from sepsa.stream.engine.protocol import FitPlan, Floats, StreamEngine, forgetting_steps
 from sepsa.stream.experts import EXPERTS, logarithm, tree_parts
-from sepsa.stream.experts.expert import Expert
-from sepsa.stream.experts.frame import OPTIONS
+from sepsa.stream.experts.frame import OPTIONS, Expert
 from sepsa.stream.experts.models import ModelExperts
 from sepsa.stream.kernels.memory import Memory
 from sepsa.validation import NotFinite, at_least, one_of
@@ -117,10 +114,12 @@ class Engine(StreamEngine):
 
     @classmethod
     def options(cls, parameters: Mapping[str, Any], for_fit: bool) -> dict[str, Any]:
+        """The options of a new engine from the parameters of a scikit-learn estimator, which are checked."""
         return of_estimator(parameters, for_fit)
 
     @classmethod
     def fit_plan(cls, parameters: Mapping[str, Any], inputs: int) -> FitPlan:
+        """How `fit` trains learners with this body."""
         sizes = parameters["hidden_layer_sizes"]
         layers = (50,) if isinstance(sizes, str) else widths(sizes)
         features = inputs + sum(layers[-1:]) + 1  # the curvature costs p², and the rest is little beside it
@@ -128,6 +127,7 @@ class Engine(StreamEngine):
 
     @classmethod
     def for_raw_rows(cls, inputs: int, outputs: int, *, classes: bool, seed: int, **options: Any) -> Engine:
+        """A new engine that standardizes its inputs; `classes` says that targets are indicators of classes."""
         return cls(inputs, outputs, standardize=True, classes=classes, seed=seed, **options)
 
     # ------------------------------------------------------------------ properties
@@ -161,14 +161,15 @@ class Engine(StreamEngine):
 
     @property
     def samples(self) -> float:
+        """How many samples the head remembers, as `RLS.samples`."""
         return float(self._of_head("NUMBERS")["samples"])
 
     @property
-    def steps(self) -> int:
+    def steps(self) -> int:  # type: ignore[override]
         return int(self.memory("COUNTS", "network")["steps"])
 
     @property
-    def outliers(self) -> int:
+    def outliers(self) -> int:  # type: ignore[override]
         return int(self.memory("COUNTS", "network")["outliers"])
 
     @property
@@ -193,18 +194,8 @@ class Engine(StreamEngine):
         """W (outputs, features) of the first head, the bias its last column, as a view."""
         return self._of_head("W")
 
-    def covariance(self) -> Floats:
-        """B (p, p), the inverse of the first head's curvature."""
-        U = np.eye(self.head.shape[1])
-        column, row = np.tril_indices(len(U), -1)  # U's columns lie one after the other
-        U[row, column] = self._of_head("U")
-        return (U * self._of_head("D")) @ U.T
-
-    def scaling(self) -> tuple[Floats, Floats]:
-        """Mean and scale (inputs,) by which the network sees (x - mean) · scale, as copies."""
-        return self.memory("MEAN", "network").copy(), self.memory("SCALE", "network").copy()
-
     def set_scaling(self, mean: Floats, scale: Floats, first: int = 0) -> None:
+        """Standardize inputs as (x - mean) · scale, from input `first` on; the first value sets a scale of zero."""
         self.memory("MEAN", "network")[first:], self.memory("SCALE", "network")[first:] = mean, scale
         if self._core.models is not None:
             self.memory("SCALE", "mixture")[first:] = scale
@@ -218,17 +209,16 @@ class Engine(StreamEngine):
     def set_typical_inputs(self, distances: Floats | float, first: int = 0) -> None:
         self.memory("TYPICAL", "network")[first:] = self.memory("USUAL", "network")[first:] = distances
 
-    def output_weights(self) -> Floats:
-        """The weight (outputs,) of each output's squared error in the body's loss, a copy."""
-        return self.memory("GAIN", "network").copy()
-
     def set_output_weights(self, weights: Floats | float) -> None:
+        """Weight each output's squared error in the body's loss; the first value sets a weight of zero."""
         self.memory("GAIN", "network")[:] = weights
 
     def schedule(self) -> tuple[float, float, int]:
+        """The body's learning rate, the head's forgetting and the rows of a batch."""
         return float(self._core.options["lr"]), float(self._of_head("NUMBERS")["forgetting"]), self.batch_size
 
     def set_schedule(self, lr: float, forgetting: float, batch: int) -> None:
+        """Set the learning rate, the forgetting and the rows of a batch for the next rows."""
         options = self._core.options.copy()  # a copy of the engine shares them
         options["lr"] = lr
         self._of_head("NUMBERS")["forgetting"] = forgetting
@@ -236,9 +226,14 @@ class Engine(StreamEngine):
         self._core = replace(core, options=options, kernels=None)
 
     def noise_variance(self) -> Floats:
+        """The variance (outputs,) of targets about predictions, where φᵀBφ is small."""
         return variance(self._core)
 
     def set_effective_samples(self, samples: float, noise: Floats) -> None:
+        """Scale the head's curvature to this number of samples, and set their noise variance (outputs,).
+
+        Rows that were learned in N passes count N times: A <- A/N corrects that and leaves the head as it is.
+        """
         self.memory.divide("rows", max(1.0, self.samples / samples))
         set_variance(self._core, noise)
 
@@ -260,6 +255,7 @@ class Engine(StreamEngine):
         self.memory("CALIBRATION", "network")[:] = losses
 
     def copy(self) -> Engine:
+        """Another engine in the same state."""
         other = object.__new__(type(self))
         other._core = self._core.copy()
         return other
@@ -297,9 +293,11 @@ class Engine(StreamEngine):
         self._core = saved.unpickled(state)
 
     def state_dict(self) -> dict[str, Any]:
+        """The engine's state as plain data; an engine that loads it continues bit for bit."""
         return saved.state_dict(self._core)
 
     def load_state_dict(self, state_dict: dict[str, Any], entry: str = "state_dict") -> None:
+        """Continue from the result of `state_dict`; a ValueError names the wrong entry and changes nothing."""
         self._core = saved.loaded(self._core, state_dict, entry)
 
     def resize(self, inputs: int, outputs: int) -> None:
@@ -376,9 +374,11 @@ class Engine(StreamEngine):
         core.buffers.append(row)
 
     def predict(self, X: Floats) -> Floats:
+        """The predictions (n, outputs)."""
         return self._predict(X, None)
 
     def predict_with_leverage(self, X: Floats) -> tuple[Floats, Floats]:
+        """The predictions (n, outputs) and φᵀBφ (n,), by which the variance of a prediction exceeds the noise's."""
         leverage = np.empty(len(X))
         return self._predict(X, leverage), leverage
 

@@ -1,7 +1,13 @@
-"""What a compiled engine is at a moment: its form, its memory, its options and models. An engine replaces it whole."""
+"""What a compiled engine is at a moment: its form, its memory, its options and models. An engine replaces it whole.
+
+Here are the weights of its body as well, and its errors: the variance of targets about predictions, and the quantiles
+of |error|.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -9,12 +15,17 @@ import numpy as np
 
 from sepsa.states import schema
 from sepsa.states.plain import generator_state, read_generator
+from sepsa.stream.engine.protocol import Floats, residual_degrees
 from sepsa.stream.experts import network, network_parts, step
-from sepsa.stream.experts.expert import Expert
-from sepsa.stream.experts.frame import given, row
+from sepsa.stream.experts.frame import Expert, given, row
 from sepsa.stream.experts.models import ModelExperts
+from sepsa.stream.kernels.body import FOURIER
 from sepsa.stream.kernels.memory import Layout, Memory
 from sepsa.validation import at_least
+
+BANDWIDTH = 1.4  # of Fourier features, over standardized inputs
+NINE_TENTHS = 1.6448536269514722  # standard deviations within which nine tenths of a normal distribution lie
+NORMAL_QUANTILES: Floats = np.array([0.6744897501960817, 1.2815515655446004, NINE_TENTHS])
 
 
 class Form(NamedTuple):
@@ -147,3 +158,87 @@ def started(form: Form, options: Any, models: ModelExperts | None, rng: np.rando
         numbers = memory("NUMBERS", "heads", h)
         numbers["forgetting"], numbers["ridge"], numbers["weight"] = keeps, strength, 1 / len(form.heads)
     return Core(form, memory, options, models, rng)
+
+
+# ---------------------------------------------------------------------- the weights of the body
+
+
+def layers(core: Core) -> list[tuple[Floats, Floats]]:
+    """Weight (width, inputs) and bias (width,) of each hidden layer, as views in torch's shapes."""
+    views, at, theta = [], 0, core.memory("THETA", "network")
+    width = core.form.inputs
+    for h in core.form.hidden:
+        weight = theta[at : at + width * h].reshape(width, h).T
+        at += width * h
+        views.append((weight, theta[at : at + h]))
+        at, width = at + h, h
+    return views
+
+
+def draw(core: Core) -> None:
+    """Draw the weights and biases of all layers."""
+    rng, settings = core.rng, core.form.settings
+    for weight, bias in layers(core):
+        weight[:] = body_weights(rng, settings, weight.shape, weight.shape[1])
+        if settings["activation"] == FOURIER:
+            bias[:] = rng.uniform(0.0, 2 * math.pi, bias.shape)
+        else:
+            bias[:] = rng.normal(0.0, 0.5, bias.shape)  # spreads the kinks over the data
+
+
+def body_weights(rng: np.random.Generator, settings: Mapping[str, int], shape: Any, inputs: int) -> Any:
+    """Random weights for units with these inputs: normal for Fourier features, else Kaiming uniform."""
+    if settings["activation"] == FOURIER:
+        return rng.normal(0.0, BANDWIDTH * math.sqrt(1 / inputs), shape)
+    bound = math.sqrt(6 / inputs)
+    return rng.uniform(-bound, bound, shape)
+
+
+# ---------------------------------------------------------------------- errors
+
+
+def variance(core: Core) -> Floats:
+    """The variance (outputs,) of targets about predictions.
+
+    With `loss="huber"` it is that of a normal distribution with the 90 % quantile of |error| of recent rows, for errors
+    e/√(1 + c φᵀBφ) made before learning, those of the mixture where there are experts; c is the setting `inflation`.
+    With `loss="squared"` it is that of ridge regression,
+
+        σ² = (Σ e²/(1 + φᵀBφ) - Σ_j ridge_j |W_j - prior_j|²) / (n - tr BΦᵀΦ),
+
+    since the errors e made before learning sum to the objective at its minimum, and BΦᵀΦ = I - B ridge.
+    """
+    if not core.form.settings["robust"]:
+        penalty, degrees = penalty_and_residual_degrees(core)
+        return np.maximum(core.memory("ENERGY", "heads", 0) - penalty, 0.0) / degrees
+    sizes = core.memory("ERROR", "network")[:, 2]
+    if core.models is not None:
+        unit, error = np.sqrt(core.memory("GAIN", "network")), core.memory("ERROR", "mixture")[:, 2]
+        sizes = np.divide(error, unit, out=np.zeros_like(error), where=unit > 0)
+    return (sizes / NINE_TENTHS) ** 2
+
+
+def set_variance(core: Core, variance: Floats) -> None:
+    """Set the variance (outputs,) of normal errors."""
+    penalty, degrees = penalty_and_residual_degrees(core)
+    core.memory("ENERGY", "heads", 0)[:] = variance * degrees + penalty
+    set_quantiles(core, np.sqrt(variance)[:, None] * NORMAL_QUANTILES)
+
+
+def set_quantiles(core: Core, quantiles: Floats) -> None:
+    """Set the quantiles (outputs, 3) of |error|."""
+    groups = {"network": quantiles}
+    if core.models is not None:
+        groups["mixture"] = quantiles * np.sqrt(core.memory("GAIN", "network"))[:, None]
+    for group, values in groups.items():
+        core.memory("ERROR", group)[:], core.memory("ERROR_RUN", group)[:] = values, 0.0
+
+
+def penalty_and_residual_degrees(core: Core) -> tuple[Floats, float]:
+    """The ridge's part of the objective (outputs,), and the samples less the degrees of freedom, of the first head."""
+    part = core.memory.of("heads", 0)
+    ridge, D = part("RIDGE"), part("D")
+    column, row = np.tril_indices(len(D), -1)  # U's columns lie one after the other
+    free = len(D) - float(D @ ridge + (part("U") ** 2 * ridge[row]) @ D[column])
+    penalty = (part("W") - part("PRIOR")) ** 2 @ ridge
+    return residual_degrees(penalty, float(part("NUMBERS")["samples"]), free)

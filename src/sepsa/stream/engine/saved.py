@@ -13,8 +13,7 @@ import numpy as np
 
 from sepsa.states import schema
 from sepsa.states.plain import generator_state, read_generator
-from sepsa.stream.engine.core import Core, Form, started
-from sepsa.stream.engine.layers import body_weights
+from sepsa.stream.engine.core import Core, Form, body_weights, started
 from sepsa.stream.engine.options import ACTIVATIONS
 from sepsa.stream.experts import EXPERTS, trees
 from sepsa.stream.experts.frame import OPTIONS

@@ -103,10 +103,6 @@ class TorchEngine(StreamEngine):
         head = {"features": "hidden", "ridge": self.solver.ridge, "forgetting": self.solver.forgetting}
         return head | {"since": 0, "weights": [1.0]}
 
-    def scaling(self) -> tuple[Floats, Floats]:
-        """Mean and scale (inputs,) of the inputs, as copies."""
-        return self._mean.copy(), self._scale.copy()
-
     def set_scaling(self, mean: Floats, scale: Floats, first: int = 0) -> None:
         self._mean[first:], self._scale[first:] = mean, scale
 
@@ -234,21 +230,17 @@ class TorchEngine(StreamEngine):
         return torch.as_tensor(values).to(self.optimizer.head.weight)
 
     @torch.no_grad()
-    def _features(self, X: Floats) -> Tensor:
-        return self.optimizer.model.eval()[0](self._tensor(X, scaled=True))  # type: ignore[index]
+    def _features_and_outputs(self, X: Floats) -> tuple[Tensor, Floats]:
+        features: Tensor = self.optimizer.model.eval()[0](self._tensor(X, scaled=True))  # type: ignore[index]
+        return features, self.optimizer.head(features).double().numpy(force=True)
 
     def predict(self, X: Floats) -> Floats:
-        with torch.no_grad():
-            outputs: Floats = self.optimizer.head(self._features(X)).double().numpy(force=True)
-        return outputs
+        return self._features_and_outputs(X)[1]
 
     def predict_with_leverage(self, X: Floats) -> tuple[Floats, Floats]:
-        features = self._features(X)
-        phi = torch.cat([features, features.new_ones(len(features), 1)], 1)
-        B = self.solver.covariance()
-        leverage: Floats = torch.einsum("np,pq,nq->n", phi.to(B), B, phi.to(B)).numpy(force=True)
-        with torch.no_grad():
-            return self.optimizer.head(features).double().numpy(force=True), leverage
+        features, outputs = self._features_and_outputs(X)
+        phi, B = torch.cat([features, features.new_ones(len(features), 1)], 1), self.solver.covariance()
+        return outputs, torch.einsum("np,pq,nq->n", phi.to(B), B, phi.to(B)).numpy(force=True)
 
     def resize(self, inputs: int, outputs: int) -> None:
         """Add outputs as if they had been there, at zero, from the start; the module decides the inputs."""

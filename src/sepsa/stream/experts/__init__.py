@@ -6,7 +6,7 @@ A new expert is a file with what it stores and two kernels, and a row here.
 from __future__ import annotations
 
 from sepsa.stream.experts import bayes, logarithm, logistic, neighbours, network, products, simple, trees
-from sepsa.stream.experts.expert import Expert
+from sepsa.stream.experts.frame import Expert
 
 # In the order of their answers; those for classes alone come last.
 EXPERTS: tuple[Expert, ...] = (

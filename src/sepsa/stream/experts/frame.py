@@ -1,9 +1,12 @@
-"""What all experts share: the sizes of the engine, the arrays of a call, and the row that they answer and learn."""
+"""What an expert is, and what all share: sizes of the engine, the arrays of a call, the row they answer and learn."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
+from sepsa.jit import Kernel
 from sepsa.stream.kernels.parts import Part, Record, work
 from sepsa.stream.kernels.views import Frame, Group
 
@@ -48,3 +51,21 @@ row = Group(
     # class; the logarithm of a single positive target, and its origin, 0 where there is no logarithm.
     work("FACTS", Record(share=float, trust=float, label=int, log=float, origin=float)),
 )
+
+
+class Expert(NamedTuple):
+    """A row of the table of experts.
+
+    `answer(model, e)` writes the expert's prediction for the row into place e of its answers; `learn(model, e)` learns
+    the row.
+    """
+
+    group: Group
+    answer: Kernel
+    learn: Kernel
+    for_classes: bool = False  # whether it answers for classes alone
+    for_numbers: bool = False  # whether it answers for numbers alone
+
+    @property
+    def name(self) -> str:
+        return self.group.name

@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 
 from sepsa.stream.experts import products, trees
-from sepsa.stream.experts.expert import Expert
-from sepsa.stream.experts.frame import given, row
+from sepsa.stream.experts.frame import Expert, given, row
 from sepsa.stream.kernels.compilation import called, kernel
 from sepsa.stream.kernels.parts import Field, Part, Record
 from sepsa.stream.kernels.views import Group

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sepsa.stream.experts.expert import Expert
-from sepsa.stream.experts.frame import given, row, size
+from sepsa.stream.experts.frame import Expert, given, row, size
 from sepsa.stream.kernels.compilation import called, kernel
 from sepsa.stream.kernels.parts import Field, Part, Record, Sizes, work
 from sepsa.stream.kernels.views import Group

@@ -11,8 +11,7 @@ import math
 import numpy as np
 
 from sepsa.restoration import due
-from sepsa.stream.experts.expert import Expert
-from sepsa.stream.experts.frame import given, size
+from sepsa.stream.experts.frame import Expert, given, size
 from sepsa.stream.experts.network_parts import HIDDEN, heads, parts
 from sepsa.stream.kernels.body import backward, forward, optimizer_step
 from sepsa.stream.kernels.compilation import called, inlined, kernel

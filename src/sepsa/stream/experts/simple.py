@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from sepsa.stream.experts.expert import Expert
-from sepsa.stream.experts.frame import given, row
+from sepsa.stream.experts.frame import Expert, given, row
 from sepsa.stream.experts.neighbours import window
 from sepsa.stream.kernels.compilation import kernel
 from sepsa.stream.kernels.parts import Part, Record, work

@@ -17,8 +17,7 @@ one operation: the sum of weights in its upper bits, and that of weighted residu
 
 from __future__ import annotations
 
-from sepsa.stream.experts.expert import Expert
-from sepsa.stream.experts.frame import row, size
+from sepsa.stream.experts.frame import Expert, row, size
 from sepsa.stream.experts.tree_edges import code_of
 from sepsa.stream.experts.tree_growth import LEAST, grow
 from sepsa.stream.experts.tree_parts import NOWHERE, SAMPLE, parts

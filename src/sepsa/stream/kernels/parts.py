@@ -1,7 +1,7 @@
 """The declaration of what a learner stores: a table of parts.
 
 A part is declared once. `views` makes functions of it by which kernels see it; `memory` gives it a place, writes what
-it holds before any row, saves it, checks and loads it, and lets it grow; `reference` prints it.
+it holds before any row, saves it, checks and loads it, and lets it grow.
 
     group = Group(
         FRAME,
@@ -19,7 +19,7 @@ In a kernel `group.LEFT(model)` is an array and `group.FILLED(model).rows` a num
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,22 +93,3 @@ def limit(bound: Any, sizes: Sizes) -> float | None:
         return None if bound is None else float(bound)
     size, _, less = bound.partition(" - ")
     return sizes[size] - int(less or 0)
-
-
-def reference(groups: Iterable[Any]) -> str:
-    """The parts of groups as a table in Markdown; a field of a record has a row of its own."""
-    rows = [("part", "type", "shape", "start", "bounds", "unit"), ("---",) * 6]
-    for group in groups:
-        for part in group.parts:
-            if not part.kept:
-                continue
-            fields = part.dtype.fields.items() if isinstance(part.dtype, Record) else [("", part)]
-            for name, each in fields:
-                kind = each.dtype if each.dtype == BODY else np.dtype(each.dtype).name
-                first = "by sizes" if callable(each.start) else str(each.start)
-                shape = " × ".join(map(str, part.shape)) or "1"
-                low, high = ("" if bound is None else str(bound) for bound in each.bounds)
-                unit = f"{each.unit[0]}^{each.unit[1]}" if each.unit[0] else ""
-                title = f"{group.name}/{part.name}" + (f".{name}" if name else "")
-                rows.append((title, kind, shape, first, f"{low} … {high}" if low + high else "", unit))
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)

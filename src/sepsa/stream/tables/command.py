@@ -35,10 +35,19 @@ from sepsa.stream.tables.checks import (
     warn_of_columns,
     wrong_options,
 )
-from sepsa.stream.tables.exits import FAILED, FINISHED, INTERRUPTED, MISUSED, TERMINATED, Signals, exit_code, many_lost
+from sepsa.stream.tables.exits import (
+    FAILED,
+    FINISHED,
+    INTERRUPTED,
+    MISUSED,
+    TERMINATED,
+    LeftOut,
+    Signals,
+    exit_code,
+    many_lost,
+)
 from sepsa.stream.tables.formats import TableReader, open_table
 from sepsa.stream.tables.inspection import column_names, load_model, spelled
-from sepsa.stream.tables.lost import LeftOut
 from sepsa.stream.tables.model import BlockResult, Details, TableModel, at_rows
 from sepsa.stream.tables.options import NO_TARGET, DetailOptions, RunOptions
 from sepsa.stream.tables.output import Misuse, Output, Predictions, RunningLine, error_of, header_of, say

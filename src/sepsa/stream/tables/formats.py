@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,12 @@ import pyarrow.parquet as pq
 
 from sepsa.stream.columns.cells import MISSING, Column
 from sepsa.stream.columns.reader import column_of_objects
-from sepsa.stream.tables import lexer, records
+from sepsa.stream.tables import records
 from sepsa.stream.tables.cells import BadRow, RowBlock, TableError, column_of_arrow
 from sepsa.stream.tables.reading import Reading
-from sepsa.stream.tables.records import KEPT, RecordBatch, Records, too_long
+from sepsa.stream.tables.records import KEPT, Position, RecordBatch, Records, too_long
 from sepsa.stream.tables.source import BINARY, ByteSource, ChunkFile
 
-Position = Mapping[str, Any]  # hashes that identify the table, and where in it to resume
 ROWS = 8192  # of a block, where rows are counted
 MOST_COLUMNS = 10_000
 SEPARATORS = ",;\t|"
@@ -81,26 +80,22 @@ class TableReader:
         raise NotImplementedError
 
 
-class TextReader(TableReader):
+class TextReader(TableReader, Records):
     """A table of records that end with a line break; a subclass parses each batch of them."""
 
-    records: Records
     batch = 1 << 16  # records at most
 
-    def __init__(self, source: ByteSource, reading: Reading) -> None:
-        super().__init__(reading)
-        self.source, self.is_utf8 = source, source.is_utf8
-
-    def resume(self, position: Position | None) -> None:
-        """Continue at a position, where it is one of this table."""
-        self.resumed = position is not None and "offset" in position and self.records.resume(position)
+    def __init__(self, source: ByteSource, reading: Reading, separator: str = "") -> None:
+        TableReader.__init__(self, reading)
+        Records.__init__(self, source, separator)
+        self.is_utf8 = source.is_utf8
 
     def _blocks(self) -> Iterator[RowBlock | None]:
-        for batch in self.records.batches(self.batch):
+        for batch in self.batches(self.batch):
             if batch is None:
                 yield None
             elif isinstance(batch, BadRow):
-                yield RowBlock({}, np.empty(0, np.int64), lambda i: "", [batch], self.records.position())
+                yield RowBlock({}, np.empty(0, np.int64), lambda i: "", [batch], self.position())
             else:
                 yield self._block(batch)
 
@@ -108,8 +103,8 @@ class TextReader(TableReader):
         raise NotImplementedError
 
     def share(self) -> float | None:
-        size = self.records.source.size
-        return None if size is None else min(self.records.offset / size, 1.0)
+        size = self.source.size
+        return None if size is None else min(self.offset / size, 1.0)
 
 
 class CsvReader(TextReader):
@@ -118,23 +113,21 @@ class CsvReader(TextReader):
     names: list[str]
 
     def __init__(self, source: ByteSource, reading: Reading, resume: Position | None) -> None:
-        super().__init__(source, reading)
         start = source.peek()
         if start[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in start[:8]:
             cure = f"give --encoding utf-16 if it is a text in UTF-16. {READS}"
             raise TableError(f"{source.name} is not {spell_encoding(source.encoding)} text: {cure}")
         bom = 3 if start.startswith(b"\xef\xbb\xbf") else 0
         line = re.split(rb"[\r\n]", start[bom:].lstrip(b"\r\n"), maxsplit=1)[0]
-        self.separator = reading.sep or find_separator(line.decode(errors="replace"))
-        self.records = Records(source, self.separator)
+        super().__init__(source, reading, reading.sep or find_separator(line.decode(errors="replace")))
         self.names = self._read_header()
-        self.resume(resume)
+        self.resumed = self.resume(resume)
         self._texts: set[str] = set()  # the columns with texts or dates in the previous block
 
     def _read_header(self) -> list[str]:
         name = self.source.name
-        for batch in self.records.batches(most=1):
-            if isinstance(batch, BadRow) or (batch and batch.flags[0] & ~lexer.BLANK):
+        for batch in self.batches(most=1):
+            if isinstance(batch, BadRow) or (batch and batch.flags[0] & ~records.BLANK):
                 raise TableError(f"{name} has a first line that cannot be read: it must name the columns")
             if batch and batch.record(0).removeprefix(b"\xef\xbb\xbf"):
                 break
@@ -157,7 +150,7 @@ class CsvReader(TextReader):
         data = batch.data if good.all() else b"".join(batch.record(i) + b"\n" for i in places)
         bad = [
             BadRow(int(batch.lines[i]), self._reason(batch, i), batch.text(i))
-            for i in np.flatnonzero(~good & ((batch.flags & lexer.BLANK) == 0))
+            for i in np.flatnonzero(~good & ((batch.flags & records.BLANK) == 0))
         ]
         columns: dict[str, Column] = {}
         if len(places):
@@ -169,14 +162,14 @@ class CsvReader(TextReader):
                 places = places[read]
                 if len(places):
                     columns = self._columns(b"".join(batch.record(i) + b"\n" for i in places), len(places))
-        position = self.records.position()
-        return RowBlock(columns, batch.lines[places], lambda i: batch.text(int(places[i])), sorted(bad), position)
+        lines = batch.lines[places]
+        return RowBlock(columns, lines, lambda i: batch.text(int(places[i])), sorted(bad), self.position())
 
     def _reason(self, batch: RecordBatch, i: Any) -> str:
         """Why record i cannot be read."""
-        if batch.flags[i] & lexer.HAS_NUL:
+        if batch.flags[i] & records.HAS_NUL:
             return "the line holds a NUL byte"
-        if batch.flags[i] & lexer.OPEN_QUOTE:
+        if batch.flags[i] & records.OPEN_QUOTE:
             return "the line has a quote that is not closed"
         if len(batch.record(i)) >= records.LONGEST:
             return too_long()
@@ -224,8 +217,7 @@ class JsonLinesReader(TextReader):
         super().__init__(source, reading)
         if source.peek().lstrip().startswith(b"["):
             raise TableError(f"{source.name} is one JSON array: write one object a line, as jq -c '.[]' does")
-        self.records = Records(source)
-        self.resume(resume)
+        self.resumed = self.resume(resume)
 
     def _block(self, batch: RecordBatch) -> RowBlock:
         rows, places, bad = [], [], []
@@ -241,7 +233,7 @@ class JsonLinesReader(TextReader):
         names = sorted({name for row in rows for name in row})  # sorted: the order must not depend on the block
         columns = {name: self._column(name, [row.get(name) for row in rows]) for name in names}
         lines = batch.lines[np.array(places, np.intp)]
-        return RowBlock(columns, lines, lambda i: batch.text(places[i]), bad, self.records.position())
+        return RowBlock(columns, lines, lambda i: batch.text(places[i]), bad, self.position())
 
     def _row(self, record: bytes) -> dict[str, Any]:
         if len(record) >= records.LONGEST:

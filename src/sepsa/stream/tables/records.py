@@ -1,21 +1,32 @@
-"""The records of a text file in batches, each with the position behind it, at which a later run can resume."""
+"""The records of a text file in batches, each with the position behind it, at which a later run can resume.
+
+Where there are quotes, the reader of the standard library finds where records end. A quote opens a quoted part only at
+the start of a cell, and a doubled quote is a literal one, as in Arrow's reader. Records end with LF, CRLF or CR.
+"""
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sepsa.stream.tables import lexer
 from sepsa.stream.tables.cells import BadRow, TableError
 from sepsa.stream.tables.source import ByteSource
 
 LONGEST = 8 << 20  # bytes of a record; a longer one is taken for a missing line break or quote
+BLANK, HAS_NUL, OPEN_QUOTE = 1, 2, 4  # flags of a record
+BEHIND = "behind the last line"
+csv.field_size_limit((1 << 31) - 1)  # `LONGEST` is the limit
 KEPT = 4096  # bytes at the beginning and before the position, whose hashes identify a table
+
+
+Position = Mapping[str, Any]  # hashes that identify the table, and where in it to resume
 
 
 class Records:
@@ -38,8 +49,10 @@ class Records:
             "broken": bool(self._last) and self._last[-1:] not in (b"\r", b"\n"),
         }
 
-    def resume(self, position: Mapping[str, Any]) -> bool:
-        """Continue at a position; False, and nothing is read, where the table has other first bytes."""
+    def resume(self, position: Position | None) -> bool:
+        """Continue at a position; False, and nothing is read, where it is none of this table, by its first bytes."""
+        if position is None or "offset" not in position:
+            return False
         length, digest = position["head"]
         while len(self._first) + len(self._buffer) < length and not self._ended:
             self._fill()
@@ -100,11 +113,11 @@ class Records:
     def batches(self, most: int = 1 << 16) -> Iterator[RecordBatch | BadRow | None]:
         """At most `most` records at once; None while a pipe is idle, a `BadRow` for a record that is too long."""
         while True:
-            marks = lexer.lex(self._buffer, self.separator, self._ended, LONGEST, most)
-            if len(marks.ends):
-                at = self.line + np.append(0, marks.lines.cumsum())
-                taken = self._pass(int(marks.ends[-1]), int(at[-1] - self.line))
-                yield RecordBatch(taken, marks.ends, marks.fields, at[:-1], marks.flags)
+            found = lex(self._buffer, self.separator, self._ended, most)
+            if len(found.ends):
+                lines = int(found.lines.sum())
+                at = self.line + found.lines.cumsum() - found.lines
+                yield found._replace(data=self._pass(int(found.ends[-1]), lines), lines=at)
             elif len(self._buffer) > LONGEST:
                 yield from self._skip()
             elif self._ended:
@@ -130,7 +143,7 @@ class Records:
 
 
 class RecordBatch(NamedTuple):
-    """Complete records: their bytes; the end, the number of cells, the line and the lexer's flags of each."""
+    """Complete records: their bytes; of each its end, behind its line break, its number of cells, its line, flags."""
 
     data: bytes
     ends: NDArray[np.int64]
@@ -150,3 +163,54 @@ class RecordBatch(NamedTuple):
 def too_long() -> str:
     """The reason to refuse a record."""
     return f"the line is longer than {LONGEST >> 20} MiB"
+
+
+def lex(data: bytes, separator: str, at_end: bool, most: int) -> RecordBatch:
+    """The complete records, `most` at most, each with how many lines it has; without a separator each line is one.
+
+    An incomplete record is left for the next call, unless the data are `at_end`.
+    """
+    lines = data.splitlines(keepends=True)
+    if not at_end and not data.endswith(b"\n"):
+        lines = lines[:-1]  # it may go on, or LF may follow CR
+    if separator and b'"' in data:
+        found = list(islice(quoted_records(lines, separator, at_end), most))
+        counts, fields, flags = np.array(found, np.int64).reshape(-1, 3).T
+    else:
+        lines, mark = lines[:most], separator.encode() or b"\n"
+        counts, flags = np.ones(len(lines), np.int64), np.zeros(len(lines), np.int64)
+        fields = np.array([line.count(mark) for line in lines], np.int64) + 1
+    ends = np.array(list(map(len, lines)), np.int64).cumsum()[counts.cumsum() - 1]
+    starts = np.append(0, ends[:-1])[: len(ends)]
+    flags = flags | BLANK * np.isin(np.frombuffer(data, np.uint8)[starts], (10, 13))
+    if b"\0" in data:
+        has = [b"\0" in data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+        flags |= HAS_NUL * (np.array(has, np.int64) & (flags != OPEN_QUOTE))
+    return RecordBatch(data, ends, fields, counts, flags)
+
+
+def quoted_records(lines: Sequence[bytes], separator: str, at_end: bool) -> Iterator[tuple[int, int, int]]:
+    """The number of lines and cells and the flag of each complete record.
+
+    Where a quote is open and these are all lines, or where a record of several lines is longer than `LONGEST`, its
+    first line is a record with the flag `OPEN_QUOTE`.
+    """
+    at = 0
+    while at < len(lines):
+        texts = chain((line.decode("latin-1") for line in lines[at:]), [BEHIND])
+        reader, first = csv.reader(texts, delimiter=separator), at
+        for row in reader:
+            if at == len(lines):
+                return
+            after = first + reader.line_num
+            is_open = after > len(lines)
+            if is_open or after > at + 1:
+                is_long = sum(map(len, lines[at:after])) > LONGEST
+                if is_open and not is_long and not at_end:
+                    return
+                if is_open or is_long:
+                    yield 1, 1, OPEN_QUOTE
+                    at += 1
+                    break
+            yield after - at, len(row) or 1, 0
+            at = after
