@@ -385,16 +385,25 @@ class SepSAForecaster(Saves):
             self._history = self._new_history()
         self._clock = clock
         try:
-            with self._history.learning(purpose):
+            with self._history.learning(purpose) as found:
                 if plan is None:
-                    return self._history.learn(Y, E, intervals, ahead)
-                result = self._follow(plan, Y, E, intervals, ahead)
+                    result = self._history.learn(Y, E, intervals, ahead)
+                else:
+                    result = self._follow(plan, Y, E, intervals, ahead)
         except BaseException:
             vars(self).update(before)
             raise
         if self.rows >= HISTORY:
             clock.first = []
-        for place in plan:
+        for series, point, what in found or ():
+            at = f"row {point}" if clock.last is None else clock.ahead(point - clock.last)
+            of = "" if self._flat else f" of {(self._names or names)[series]!r}"
+            warnings.warn(
+                f"y{of} up to {at}: {what}: if their unit has changed, call fit with all rows in one unit; if they are "
+                "wrong, call fit with NaN in their place",
+                stacklevel=3,
+            )
+        for place in plan or ():
             if place.dropped:
                 warnings.warn(
                     f"{place.dropped} row(s) with a time far ahead were left out, as the rows after them have earlier "
