@@ -95,6 +95,14 @@ class ForecastRun(StreamRun):
         if model.reading.date_format is not None and isinstance(self.table, TextReader):
             self.table.categorical = frozenset(time)  # 01022026 is not the number 1022026
 
+    def _position(self, block: RowBlock) -> Any:
+        """Before the rows that wait for their targets, which a later run reads again."""
+        lines = self.model.ahead_lines
+        if not (lines > 0).any():
+            return block.position
+        first = int(lines[lines > 0][0])
+        return self.position if first < block.lines[0] else self.table.position_before(first)
+
     def _check_ahead(self) -> None:
         """Raise an error where the block is forecast no further, or inputs known ahead are not in the table."""
         model, rows = self.model, len(self.model.forecaster.times())

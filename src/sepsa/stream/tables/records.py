@@ -27,15 +27,22 @@ class Records:
         self._first = self._last = b""  # the file's first bytes, and the last ones before the offset
         self._buffer = b""
         self._ended = False
+        self._batch: RecordBatch | None = None  # the last one, and the last bytes before it
+        self._before = b""
 
-    def position(self) -> dict[str, Any]:
-        """Where the next record begins, and hashes that identify the table."""
+    def position(self, line: int | None = None) -> dict[str, Any]:
+        """Where the next record begins, or that of a line in the last batch, and hashes that identify the table."""
+        offset, last, batch = self.offset, self._last, self._batch
+        if line is not None and batch is not None:
+            size = int(np.append(0, batch.ends)[np.searchsorted(batch.lines, line)])
+            offset, last = offset - len(batch.data) + size, (self._before + batch.data[:size])[-KEPT:]
+        first = self._first[:offset]
         return {
-            "offset": self.offset,
-            "line": self.line,
-            "head": [len(self._first), hashlib.sha256(self._first).hexdigest()],
-            "tail": [len(self._last), hashlib.sha256(self._last).hexdigest()],
-            "broken": bool(self._last) and self._last[-1:] not in (b"\r", b"\n"),
+            "offset": offset,
+            "line": self.line if line is None else line,
+            "head": [len(first), hashlib.sha256(first).hexdigest()],
+            "tail": [len(last), hashlib.sha256(last).hexdigest()],
+            "broken": bool(last) and last[-1:] not in (b"\r", b"\n"),
         }
 
     def resume(self, position: Mapping[str, Any]) -> bool:
@@ -103,8 +110,10 @@ class Records:
             marks = lexer.lex(self._buffer, self.separator, self._ended, LONGEST, most)
             if len(marks.ends):
                 at = self.line + np.append(0, marks.lines.cumsum())
+                self._before = self._last
                 taken = self._pass(int(marks.ends[-1]), int(at[-1] - self.line))
-                yield RecordBatch(taken, marks.ends, marks.fields, at[:-1], marks.flags)
+                self._batch = RecordBatch(taken, marks.ends, marks.fields, at[:-1], marks.flags)
+                yield self._batch
             elif len(self._buffer) > LONGEST:
                 yield from self._skip()
             elif self._ended:
