@@ -107,7 +107,7 @@ class ForecastTable(SeriesOptions):
         self.trace.add(np.minimum(total / np.maximum(there.sum(1), 1), 1e300))
         self.next = made[-1, 0].copy()
         if self.every > 1 and self.known_ahead and 0 < len(self.forecaster.times()) <= len(self.ahead):
-            self.next = np.array(list(self.forecaster.forecast(xs=self.ahead_inputs())[0].values()))
+            self.next = self.forecaster.predict(X=self.ahead_inputs())[0].copy()
         self.history = np.concatenate([self.history, Y])[-SHOWN * self.horizon :]
         return made, [str(one.message) for one in caught]
 
@@ -132,10 +132,9 @@ class ForecastTable(SeriesOptions):
         """How many of the last rows, at different times, have a value of each series."""
         return np.minimum((~np.isnan(self.history)).sum(0), self.forecaster.rows)
 
-    def ahead_inputs(self) -> list[dict[int, float]] | None:
+    def ahead_inputs(self) -> Floats | None:
         """The inputs of the rows to forecast, as far as they are known."""
-        known = self.ahead[: len(self.forecaster.times())].tolist()
-        return [dict(enumerate(row)) for row in known] or None
+        return self.ahead[: len(self.forecaster.times())] if self.ahead.size else None
 
     def refuse_rows(self, usable: UsableRows) -> tuple[Floats, bool]:
         """Leave out the rows that cannot be learned; returns the times of all rows, and whether these are dates."""
