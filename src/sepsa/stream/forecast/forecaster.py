@@ -394,7 +394,8 @@ class SepSAForecaster(Saves):
         inputs = Table(empty, [], False, None, "") if X is None else read_table("X", X)
         if len(inputs.values) != len(table.values):
             raise ValueError(
-                f"X must be rows ({len(table.values)}, inputs), got an array of shape {inputs.values.shape}"
+                f"X must be rows ({len(table.values)}, inputs), got an array of shape "
+                f"{np.shape(() if X is None else X)}"
             )
         if inputs.times is not None and table.times is not None:
             other = np.flatnonzero(inputs.times.seconds != table.times.seconds)
@@ -531,7 +532,8 @@ class SepSAForecaster(Saves):
 
         Other series of the row are unchanged. Lags use the new value from now on; steps that were learned with the old
         value, or would have been learned with the new one, are corrected by the gains of the last `horizon` rows. An
-        implausible value is bounded, as an outlier is.
+        implausible value is bounded, as an outlier is. What was smoothed with the old value stays: levels and trends of
+        naive forecasts, recent errors and their quantiles; with `every`, a block that was learned.
 
         Args:
             y: As for `learn_one`; None and NaN leave a series unchanged.
@@ -724,7 +726,8 @@ class SepSAForecaster(Saves):
         """
         if coverage is not None and quantiles is not None:
             raise ValueError("coverage or quantiles must be given, got both: coverage 0.9 is quantiles=[0.05, 0.95]")
-        shares = [check_coverage(share) for share in np.atleast_1d(() if coverage is None else coverage).tolist()]
+        asked = () if coverage is None else coverage
+        shares = [check_coverage(share) for share in np.atleast_1d(asked).tolist()]
         levels = [check_coverage(level, "quantiles") for level in quantiles or ()]
         steps = self._check_horizon(horizon if self.every == 1 else None)  # a block has the inputs of all its rows
         xs = None if X is None else self._rows_ahead(X, steps)
@@ -733,7 +736,7 @@ class SepSAForecaster(Saves):
         if coverage is None and quantiles is None:
             return forecast
         ends = {share: tuple(map(self._framed, interval(known, share, self._limits))) for share in shares}
-        if np.ndim(coverage) == 0 and shares:
+        if np.ndim(asked) == 0:
             return (forecast, *ends[shares[0]])
         return forecast, ends | {level: self._framed(quantile(known, level, self._limits)) for level in levels}
 
