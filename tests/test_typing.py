@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import assert_type
 
 import numpy as np
@@ -10,7 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from sepsa import RLS, HeadSolver, SepSA, SepSARegressor, SoftmaxNewton
+from sepsa import RLS, HeadSolver, OnlineIntervals, SepSA, SepSAForecaster, SepSARegressor, SoftmaxNewton
+
+Floats = NDArray[np.float64]
 
 
 def test_the_solver_keeps_its_type() -> None:
@@ -41,6 +44,22 @@ def test_predict_returns_what_return_std_says() -> None:
     assert_type(model.predict(X), NDArray[np.float64])
     mean, std = assert_type(model.predict(X, return_std=True), tuple[NDArray[np.float64], NDArray[np.float64]])
     assert mean.shape == std.shape == (6,)
+
+
+def test_forecasts_have_the_type_that_is_asked_for() -> None:
+    model = SepSAForecaster(2, lags=3).update(np.arange(40.0) % 4)
+    assert_type(model.predict(), Floats)
+    assert_type(model.predict(coverage=0.9), tuple[Floats, Floats, Floats])
+    _, ends = assert_type(model.predict(coverage=[0.5, 0.9]), tuple[Floats, dict[float, tuple[Floats, Floats]]])
+    _, values = assert_type(model.predict(quantiles=[0.1]), tuple[Floats, dict[float, Floats]])
+    assert (list(ends), list(values), model.predict(coverage=[])[1]) == ([0.5, 0.9], [0.1], {})
+    assert_type(model.prequential([1.0, 2.0]), Floats)
+    assert_type(model.prequential([3.0, 0.0], coverage=0.9), tuple[Floats, Floats, Floats])
+    assert_type(model.forecast(), list[float] | list[dict[Hashable, float]])
+    intervals = OnlineIntervals()
+    assert_type(intervals.interval(1.0), tuple[float, float])
+    low, _ = assert_type(intervals.interval([1.0, 2.0]), tuple[Floats, Floats])
+    assert low.shape == (2,)
 
 
 def test_the_options_of_an_estimator_are_known() -> None:

@@ -298,9 +298,42 @@ def test_a_value_far_outside_all_before_is_missing_and_several_are_a_new_level(w
     assert model.predict(X=X[:24]).tolist() == missing.predict(X=X[:24]).tolist()
     assert model.outliers_ == missing.outliers_ + 1
     assert pickle.loads(pickle.dumps(model)).outliers_ == model.outliers_
-    new = y.copy()
+    for hours_of in (slice(-30, -25), slice(-5, None)):  # several of a block, once
+        wild, none = y.copy(), y.copy()
+        wild[hours_of], none[hours_of] = 9999.0, np.nan
+        model, missing = (getattr(blocks(seasons=(24, 168)), way)(each, X) for each in (wild, none))
+        assert model.predict(X=X[:24]).tolist() == missing.predict(X=X[:24]).tolist()
+    again, new = y.copy(), y.copy()
+    again[-30:-25] = again[-6:-1] = 9999.0
     new[-24:] += 1e6
-    assert getattr(blocks(seasons=(24, 168)), way)(new, X)._history.Y[-1].min() > 9e5
+    for values, said in ((again, "2026-01-14 23:00:00: 5 of 24 values"), (new, "2026-01-14 23:00:00: 24 of 24 values")):
+        model = blocks(seasons=(24, 168))
+        with pytest.warns(UserWarning, match=f"^y up to {said} are far outside .* call fit with NaN in their place$"):
+            getattr(model, way)(values, X, times=hours(len(y)))
+        assert np.nanmax(model._history.Y[-1]) > 9e3
+
+
+@pytest.mark.parametrize("way", ["fit", "update"])
+@pytest.mark.parametrize("factor", [0.001, 1000.0])
+def test_another_unit_is_said_once_with_the_cure(factor, way):
+    """The learner needs weeks for values of another size, so that its forecasts would be wrong without a word."""
+    y, X = day_series(24)
+    Y = np.column_stack([y, y])
+    Y[24 * 14 :, 1] *= factor
+    Y[24 * 4 : 24 * 6] = 0.0  # a closed shop is no unit
+    model = blocks(seasons=(24, 168))
+    with pytest.warns(UserWarning, match="if their unit has changed, call fit with all rows in one unit") as told:
+        getattr(model, way)(Y, X)
+    first = "row 383: 48 values are 0.001 of the size of those before" if factor < 1 else "row 359: 24 of 24 values"
+    assert [str(one.message).startswith(f"y of 1 up to {first}") for one in told] == [True]
+    model.update(Y[-48:], X[-48:])  # without a warning
+
+
+def test_a_new_level_of_blocks_of_two_rows_is_learned():
+    level = np.where(np.arange(60) < 40, 0.0, 1000.0) + np.arange(60) % 2
+    with pytest.warns(UserWarning, match="row 41: 2 of 2 values are far outside"):
+        model = SepSAForecaster(2, every=2).update(level)
+    np.testing.assert_allclose(model.predict(), [1000, 1001], atol=100)
 
 
 def test_frames_of_inputs_have_the_times_of_the_values_and_of_the_rows_ahead():

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import random
 import re
 import subprocess
 from datetime import datetime, timedelta
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from breaking.damage import same
 from sepsa import cli
+from sepsa.stream.columns.cells import Column
+from sepsa.stream.tables.cells import RowBlock
+from sepsa.stream.tables.inspection import load_model
+from sepsa.stream.tables.series import ForecastTable
 
 
 def run(*arguments, code=0):
@@ -267,3 +274,61 @@ def test_blocks_are_forecast_with_inputs_known_ahead(tmp_path):
     result = run(source, *options)
     assert "the last 24 are forecast, and 24 before them count as missing values" in result.stderr
     assert rows_of(result.stdout)[0]["time"].startswith("2026-01-20")
+
+
+def day_cells(days, known, first=0):
+    """Hours of days with an input; those from the day `known` on have no target yet."""
+    for i in range(24 * first, 24 * days):
+        x = math.sin(i * i)
+        y = f"{10 + math.sin(i / 4) + 2 * x:.4f}" if i < 24 * known else ""
+        yield f"{datetime(2026, 1, 5) + timedelta(hours=i)},{y},{x:.4f}"
+
+
+@pytest.mark.parametrize("how", ["filled in", "new file", "json"])
+@pytest.mark.parametrize("every", [24, 1])
+def test_each_day_targets_are_filled_in_and_a_day_is_added(how, every, tmp_path):
+    """Runs from day to day end with the bytes and the state of one run over the last file."""
+    options = ("--target", "y", "--time", "date", "--inputs", "x", "--known-ahead", "--every", every, "--lags", 24)
+    source, parts, whole = tmp_path / "t.csv", tmp_path / "parts.sepsa", tmp_path / "whole.sepsa"
+    for day in range(5, 9):
+        cells = list(day_cells(day + 1, day))
+        if how == "new file" and day > 5:
+            cells = list(day_cells(day + 1, day, day - 1))
+        rows = ["date,y,x", *cells]
+        if how == "json":
+            rows = [json.dumps(dict(zip(("date", "y", "x"), cell.split(","), strict=True))) for cell in cells]
+        source.write_text("\n".join(rows) + "\n")
+        daily = run(source, *options, "--checkpoint", parts)
+        assert "left out" not in daily.stderr
+    table_of = tmp_path / "u.csv"
+    table_of.write_text("\n".join(["date,y,x", *day_cells(9, 8)]) + "\n")
+    once = run(table_of, *options, "--checkpoint", whole)
+    assert rows_of(daily.stdout) == rows_of(once.stdout)
+    assert len(rows_of(once.stdout)) == 24
+    one, two = (load_model(path, "sepsa forecast")[0].state_dict() for path in (parts, whole))
+    assert same(one, two)
+
+
+def test_a_value_that_is_missing_after_a_checkpoint_does_not_hinder_the_next(tmp_path):
+    source, rows, files = tmp_path / "t.csv", list(lines(120)), ("--checkpoint", tmp_path / "c")
+    rows[110] = rows[110].split(",")[0] + ",,,1"
+    run(table(source, rows[:100]), *OPTIONS, *files)
+    assert "120 rows (20 now)" in run(table(source, rows), *OPTIONS, *files).stderr
+
+
+def test_a_row_with_a_target_replaces_the_one_that_waits_for_it(tmp_path):
+    """Blocks of rows as they come while a file grows; the hours that are not yet there stay ahead."""
+    model = ForecastTable(("y",), time="date", inputs=("x",), known_ahead=True, horizon=3, lags=4)
+
+    def block(first, values):
+        names = {"date": first + np.arange(len(values)), "y": values, "x": 2.0 * np.arange(len(values)) + first}
+        columns = {name: Column(np.array(cells, float)) for name, cells in names.items()}
+        return RowBlock(columns, np.arange(len(values)) + 1, str, [], {})
+
+    assert model.learn(block(0, [1.0, 2.0, 1.0, 2.0, None, None])).lines.tolist() == [1, 2, 3, 4]
+    assert model.ahead_at.tolist() == [4, 5]
+    result = model.learn(block(4, [1.0]))
+    assert (result.lines.tolist(), result.bad, model.ahead_at.tolist()) == ([1], [], [5])
+    model.learn(block(6, [2.0]))
+    assert model.forecaster.rows == 7
+    np.testing.assert_array_equal(model.history[:, 0], [1, 2, 1, 2, 1, np.nan, 2])

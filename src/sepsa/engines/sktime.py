@@ -118,9 +118,8 @@ class SktimeForecaster(BaseForecaster):  # type: ignore[misc]
         if X is not None:
             rows = type(fh)(np.arange(1, most + 1), freq=fh.freq)
             X = _as_array(X.reindex(rows.to_absolute_index(self.cutoff)))
-        made: list[Any] = [forecaster.predict(most, X)]
-        for coverage in coverages:
-            made += forecaster.predict(most, X, coverage=coverage)[1:]
+        forecast, ends = forecaster.predict(most, X, coverage=coverages)
+        made = [forecast, *(end for coverage in coverages for end in ends[coverage])]
         return index, [np.asarray(part).reshape(most, -1)[steps - 1] for part in made]
 
     def _predict(self, fh: Any, X: Any) -> Any:

@@ -140,10 +140,14 @@ class Decoder:
         return raw, self.entries[str(index)]
 
 
+# Entries that hold rows, by an entry beside them.
+ROWS = {"engine": ("warm_up",), "clock": ("first", "waiting"), "forecaster": ("history", "next")}
+
+
 def not_finite(state: Any, path: str = "state") -> Iterator[str]:
     """The path of every array and tensor of a nested state that has NaN or Inf.
 
-    The first rows of a stream learner are left out: they are data, in which NaN is a missing value.
+    Rows of a stream learner and of a forecaster are left out: they are data, in which NaN is a missing value.
     """
     if is_tensor(state):
         if not bool(state.isfinite().all()):
@@ -152,9 +156,11 @@ def not_finite(state: Any, path: str = "state") -> Iterator[str]:
         if state.dtype.kind == "f" and not bool(np.isfinite(state).all()):
             yield path
     elif isinstance(state, (Mapping, list, tuple)):
-        for key, value in state.items() if isinstance(state, Mapping) else enumerate(state):
-            if key != "warm_up":
-                yield from not_finite(value, f"{path}[{key!r}]")
+        items = dict(state if isinstance(state, Mapping) else enumerate(state))
+        rows = {name for beside, names in ROWS.items() if beside in items for name in names}
+        for key in items:
+            if key not in rows:
+                yield from not_finite(items[key], f"{path}[{key!r}]")
 
 
 def tensors_of(state: Any) -> Iterator[Any]:

@@ -177,7 +177,7 @@ class SepSAPanelForecaster:
                         'start=SepSAForecaster(step=...), such as "day"'
                     )
                 X = None if X_df is None or not ahead else self._ahead(known.get(key), ahead)
-                made, bands = forecaster.predict(h, X, coverage=shares) if shares else (forecaster.predict(h, X), {})
+                made, bands = forecaster.predict(h, X, coverage=shares)
             except ValueError as error:
                 raise ValueError(f"series {key!r}: {error}") from None
             low, high = ([bands[share][side] for share in shares] for side in (0, 1))

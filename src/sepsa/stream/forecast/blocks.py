@@ -30,7 +30,8 @@ from sepsa.stream.sklearn import SepSARegressor
 LEAST = 3  # blocks learned before the learner forecasts; until then the last values of each slot are the forecast
 FEW = 30  # blocks that `fit` learns in order, as `update` does: too few to leave some out
 IMPLAUSIBLE = 30.0  # times the largest deviation so far, beyond which a value counts as missing
-SEVERAL = 3  # such values of a block, which are a new level
+SEVERAL = 3  # such values of a block, which may be a new level
+TINY = 0.05  # of the size of all blocks before, below which two blocks are in another unit
 SHARE = 0.25  # of its targets without which a block is not learned
 RECENT = 0.98  # by which earlier errors count less with each block
 ERRORS = 256  # of the last forecasts, whose quantiles are those of an interval
@@ -62,6 +63,7 @@ class BlockHistory:
         self.dated, self.zone = clock.dated, clock.zone
         self.grid: Grid | None = clock.grid
         self.first: list[tuple[int, Floats, Floats]] = []  # points and values of rows that the clock may place anew
+        self.found: list[tuple[int, int, str]] = []  # series, point of the last row, and what is strange there
         self._reset()
 
     def _reset(self) -> None:
@@ -76,7 +78,7 @@ class BlockHistory:
         self.newest, self.closed = 0, False  # the number of the last block kept, and whether it is complete
         self.Y: Floats = np.empty((0, self.every, m))
         self.E: Floats = np.empty((0, self.every, q))
-        self.count: Floats = np.empty((0, self.every, m))  # values that a slot is the mean of
+        self.count: Floats = np.empty((0, self.every, m))  # values that a slot is the mean of; -1: it was dropped
         self.seen: Floats = np.full(m, np.nan)  # the last value of each series
         self.residuals: Floats = np.empty((0, m, H))  # of the last forecasts, after those assumed by `fit`
         self.assumed = 0
@@ -95,15 +97,15 @@ class BlockHistory:
         return self.dropped + (0 if self.learner is None else self.learner.outliers_)
 
     @contextmanager
-    def learning(self, purpose: Purpose) -> Iterator[None]:
-        """Learn rows for this purpose; an error leaves this object as it was."""
+    def learning(self, purpose: Purpose) -> Iterator[list[tuple[int, int, str]]]:
+        """Learn rows for this purpose, and collect what is strange in them; an error leaves this object as it was."""
         before = self.__dict__.copy()
-        self.purpose, self.first = purpose, self.first.copy()
+        self.purpose, self.first, self.found = purpose, self.first.copy(), []
         self.Y, self.E, self.count, self.seen = self.Y.copy(), self.E.copy(), self.count.copy(), self.seen.copy()
         if self.learner is not None:
             self.learner = shared(self.learner)
         try:
-            yield
+            yield self.found
             if self.table:
                 self._fit()
             self.purpose = "learn"
@@ -144,9 +146,9 @@ class BlockHistory:
             if self.purpose == "forecasts" and (told is None or told[0] != block):
                 told = (block, *self._forecast(block, numbers[start:], E[start:]))
             self._write(numbers[start:stop], Y[start:stop], E[start:stop])
+            self.point = int(points[stop - 1])
             if int(following[stop - 1]) // self.every > self.newest and not (self.closed or self.joined):
                 self._close()
-            self.point = int(points[stop - 1])
             self.rows += stop - start + int(np.minimum(gaps[start:stop], IMAGINED).sum())
             if told is None:
                 continue
@@ -205,6 +207,8 @@ class BlockHistory:
         """Learn the block whose last targets have come with the newest one."""
         self.closed = True
         self._drop_implausible()
+        if max(self.blocks, len(self.table)) >= LEAST:
+            self._find_units()
         plan = self._planned()
         block = self.newest - plan.reach + 1
         targets, ahead = (np.concatenate(a[-plan.reach :])[: plan.horizon] for a in (self.Y, self.E))
@@ -219,17 +223,42 @@ class BlockHistory:
             self._learn(row, targets, before)
 
     def _drop_implausible(self) -> None:
-        """Let values of the newest block be missing that are far outside all before; several are a new level."""
+        """Let values of the newest block be missing that are far outside all before.
+
+        They are a new level where they are most of the block, or the block before had several of them too.
+        """
         before, block = self.Y[:-1].reshape(-1, self.Y.shape[2]), self.Y[-1]
-        for j in np.flatnonzero((~np.isnan(before)).sum(0) >= LEAST * self.every):
+        for j in np.flatnonzero((~np.isnan(before)).sum(0) >= LEAST * self.every).tolist():
             level = np.nanmedian(before[:, j])
             errors = np.abs(self.residuals[self.assumed :, j]).max(initial=0.0)
             spread = max(np.nanmax(np.abs(before[:, j] - level)), errors)
             far = np.abs(block[:, j] - level) > IMPLAUSIBLE * spread
-            if spread > 0 and 0 < far.sum() < SEVERAL:
+            count, several = int(far.sum()), min(SEVERAL, self.every)
+            if spread == 0 or not count:
+                continue
+            most, again = 2 * count > (~np.isnan(block[:, j])).sum(), (self.count[-2, :, j] < 0).sum() >= several
+            if count >= several and (most or again):
+                self._tell(j, f"{count} of {self.every} values are far outside all before, and learned as a new level")
+            else:
                 block[far, j] = np.nan
-                self.count[-1, far, j] = 0
-                self.dropped += int(far.sum())
+                self.count[-1, far, j] = -1
+                self.dropped += count
+
+    def _find_units(self) -> None:
+        """Find series whose last two blocks are tiny beside all before; zeros, as of a closed shop, are left out."""
+        there = np.where(self.Y == 0, np.nan, np.abs(self.Y))
+        count = (~np.isnan(there)).sum(1)
+        size = np.nansum(there, 1) / np.maximum(count, 1)  # (blocks, m)
+        known = 2 * count >= self.every
+        least = np.where(known[:-2], size[:-2], np.inf).min(0, initial=np.inf)
+        tiny = known[-2:].all(0) & (size[-2:].max(0) < TINY * least) & known[:-2].any(0)
+        for j in np.flatnonzero(tiny).tolist():
+            share = size[-2:, j].mean() / size[:-2][known[:-2, j], j].mean()
+            self._tell(j, f"{2 * self.every} values are {share:.1g} of the size of those before")
+
+    def _tell(self, series: int, what: str) -> None:
+        """Remember what is strange at the last row of a series."""
+        self.found.append((series, self.point, what))
 
     def _planned(self) -> BlockPlan:
         """The plan, made when the first block is complete."""
@@ -299,7 +328,7 @@ class BlockHistory:
 
     def regrid(self, points: Any) -> None:
         """Put the rows so far on other points of the grid, and learn them again."""
-        last, purpose, first = self.point, self.purpose, self.first
+        last, purpose, first, found = self.point, self.purpose, self.first, self.found.copy()
         self.first = []
         self._reset()
         self.purpose = "fit" if purpose == "fit" else "learn"
@@ -307,7 +336,7 @@ class BlockHistory:
         self.point = int(at[0]) - 1
         Y, E = (np.array(part) for part in list(zip(*first, strict=True))[1:])
         self.learn_spaced(Y, E, (np.diff(at, prepend=self.point) - 1).tolist(), False, False)
-        self.purpose = purpose
+        self.purpose, self.found[:] = purpose, found
 
     def revise(self, row: Floats, ago: int) -> None:
         """Replace the values of the row so many rows before the last one, as far as they are numbers.
@@ -484,7 +513,7 @@ class BlockHistory:
         if not n or n > (most or n):
             raise model.damaged("Y", f"1 to {most} blocks", n)
         self.E = unpacked(model, "E", (n, self.every, q))
-        self.count = model.array("count", (n, self.every, m), low=0.0)
+        self.count = model.array("count", (n, self.every, m), low=-1.0)
         self.seen = unpacked(model, "seen", (m,))
         self.residuals = model.array("residuals", (None, m, self.settings.horizon))
         self.missed = model.array("missed", self.missed.shape, low=0.0)

@@ -7,7 +7,7 @@ import inspect
 import threading
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,14 +21,26 @@ from sepsa.stream.forecast import show
 from sepsa.stream.forecast.clock import HISTORY, Clock, Place
 from sepsa.stream.forecast.history import IMAGINED, MOST_LAGS, History, Purpose
 from sepsa.stream.forecast.model import KNOWN, ForecastModel, Settings, interval, quantile
-from sepsa.stream.forecast.rows import ONLY, Table, arranged, in_order, read_inputs, read_table, read_values
+from sepsa.stream.forecast.rows import (
+    ONLY,
+    Ahead,
+    Row,
+    Table,
+    arranged,
+    in_order,
+    read_inputs,
+    read_table,
+    read_values,
+)
 from sepsa.stream.forecast.seasons import check_seasons
-from sepsa.stream.forecast.times import Moments, Time, read_time
+from sepsa.stream.forecast.times import Moments, Time, Times, read_time
 from sepsa.stream.kernels.robust import HUGE
 from sepsa.validation import at_least, in_range
 
 if TYPE_CHECKING:
     from typing import Self
+
+    from matplotlib.axes import Axes
 
     from sepsa.stream.forecast.blocks import BlockHistory
 
@@ -36,6 +48,7 @@ LARGEST = {"horizon": 2000, "lags": MOST_LAGS}
 NO_ROW = "the forecaster has learned no row yet: call fit, learn_one or prequential first"
 SHOWN = 8  # steps, and series, that a notebook shows
 AGGREGATES = ("error", "first", "last", "mean", "sum")
+Value = TypeVar("Value", float, tuple[float, float])
 
 
 @rebuilt_as("sepsa.SepSAForecaster")
@@ -202,8 +215,12 @@ class SepSAForecaster(Saves):
             raise ValueError(f"SepSAForecaster has no option {unknown[0]!r}: its options are {', '.join(OPTIONS)}")
         if self.rows:
             raise ValueError(f"options must be set before the first row, got {self.rows} rows: clone the forecaster")
-        fresh = type(self)(**(self.get_params() | options))
-        vars(self).update({name: value for name, value in vars(fresh).items() if name != "_lock"})
+        return self._become(type(self)(**(self.get_params() | options)))
+
+    def _become(self, other: Self) -> Self:
+        """Take over the options and the state of another forecaster, which is not used any more."""
+        with self._lock:
+            vars(self).update({name: value for name, value in vars(other).items() if name != "_lock"})
         return self
 
     def __repr__(self) -> str:
@@ -249,7 +266,7 @@ class SepSAForecaster(Saves):
         """Return a copy of the clock, which is at the last row."""
         return self._clock.copy()
 
-    def times(self, horizon: int | None = None) -> list[Any]:
+    def times(self, horizon: int | None = None) -> list[Time | None]:
         """Return the times of the next rows, as forecasts have them: dates or numbers; None without times.
 
         Args:
@@ -259,7 +276,7 @@ class SepSAForecaster(Saves):
 
     # ------------------------------------------------------------------ learning
 
-    def learn_one(self, y: Any, x: Mapping[Any, float] | None = None, *, time: Time | None = None) -> None:
+    def learn_one(self, y: Row, x: Mapping[Any, float] | None = None, *, time: Time | None = None) -> None:
         """Learn the values of the next row.
 
         Args:
@@ -281,19 +298,43 @@ class SepSAForecaster(Saves):
             at, dated, zone = read_time(time)
             moments = Moments(np.array([at]), dated, zone)
         with self._lock, DeferredInterrupt():
-            self._take(Y, E, moments, names, inputs)
+            self._take(Table(Y, names, names == [ONLY], moments, ""), E, inputs)
 
+    @overload
     def prequential(
         self,
         Y: ArrayLike,
         X: ArrayLike | None = None,
         *,
         horizon: int | None = None,
-        times: Any = None,
+        times: Times | None = None,
+        coverage: None = None,
+        known_ahead: bool = False,
+        every: int = 1,
+    ) -> Floats: ...
+    @overload
+    def prequential(
+        self,
+        Y: ArrayLike,
+        X: ArrayLike | None = None,
+        *,
+        horizon: int | None = None,
+        times: Times | None = None,
+        coverage: float,
+        known_ahead: bool = False,
+        every: int = 1,
+    ) -> tuple[Floats, Floats, Floats]: ...
+    def prequential(
+        self,
+        Y: ArrayLike,
+        X: ArrayLike | None = None,
+        *,
+        horizon: int | None = None,
+        times: Times | None = None,
         coverage: float | None = None,
         known_ahead: bool = False,
         every: int = 1,
-    ) -> Any:
+    ) -> Floats | tuple[Floats, Floats, Floats]:
         """Learn rows in order and return the forecasts made after each of them.
 
         Args:
@@ -319,7 +360,7 @@ class SepSAForecaster(Saves):
         if known_ahead and self.every > 1 and not self.known_ahead:
             raise ValueError("known_ahead must be given to SepSAForecaster where it has every, got it for this call")
         ahead = known_ahead or self.known_ahead
-        table, made, quantiles = self._learn_table(Y, X, times, coverage is not None, ahead, "forecasts")
+        table, made, quantiles = self._learn_table(Y, X, times, "forecasts", coverage is not None, ahead)
 
         def shaped(array: Floats) -> Floats:
             array = array[step - 1 :: step, ..., :steps]
@@ -327,20 +368,24 @@ class SepSAForecaster(Saves):
 
         if coverage is None:
             return shaped(made)
-        return (shaped(made), *map(shaped, interval(quantiles.swapaxes(0, 1), coverage, self._limits)))
+        low, high = interval(quantiles.swapaxes(0, 1), coverage, self._limits)
+        return shaped(made), shaped(low), shaped(high)
 
     def _learn_table(
-        self, Y: Any, X: Any, times: Any, intervals: bool, ahead: bool, purpose: Purpose
+        self,
+        Y: ArrayLike,
+        X: ArrayLike | None,
+        times: Times | None,
+        purpose: Purpose,
+        intervals: bool = False,
+        ahead: bool = False,
     ) -> tuple[Table, Floats, Floats]:
         """Learn the rows of a table; returns it, and what `_take` does."""
         table, E, inputs = self._read(Y, X, times)
         with self._lock, DeferredInterrupt():
-            made, quantiles = self._take(
-                table.values, E, table.times, table.names, inputs, intervals, ahead, (table.frame, table.clock), purpose
-            )
-        return table, made, quantiles
+            return table, *self._take(table, E, inputs, purpose, intervals, ahead)
 
-    def _read(self, Y: Any, X: Any, times: Any) -> tuple[Table, Floats, list[Hashable]]:
+    def _read(self, Y: ArrayLike, X: ArrayLike | None, times: Times | None) -> tuple[Table, Floats, list[Hashable]]:
         """The rows of Y and X, in the order of the names so far."""
         table = read_table("Y", Y, times)
         if not table.values.size:
@@ -348,7 +393,10 @@ class SepSAForecaster(Saves):
         empty = np.empty((len(table.values), 0))
         inputs = Table(empty, [], False, None, "") if X is None else read_table("X", X)
         if len(inputs.values) != len(table.values):
-            raise ValueError(f"X must be rows ({len(table.values)}, inputs), got an array of shape {np.shape(X)}")
+            raise ValueError(
+                f"X must be rows ({len(table.values)}, inputs), got an array of shape "
+                f"{np.shape(() if X is None else X)}"
+            )
         if inputs.times is not None and table.times is not None:
             other = np.flatnonzero(inputs.times.seconds != table.times.seconds)
             if len(other):
@@ -363,38 +411,43 @@ class SepSAForecaster(Saves):
 
     def _take(
         self,
-        Y: Floats,
+        table: Table,
         E: Floats,
-        moments: Moments | None,
-        names: list[Hashable],
         inputs: list[Hashable],
+        purpose: Purpose = "learn",
         intervals: bool = False,
         ahead: bool = False,
-        frame: tuple[str, str] = ("", ""),
-        purpose: Purpose = "learn",
     ) -> tuple[Floats, Floats]:
         """Learn rows; returns the forecasts made after each (n, m, H), and their quantiles (n, levels, m, H)."""
-        clock, before = self._clock.copy(), vars(self).copy()
-        plan = None if moments is None else self._plan(clock, moments)
+        clock, before, Y = self._clock.copy(), vars(self).copy(), table.values
+        plan = None if table.times is None else self._plan(clock, table.times)
         if plan is None:
             clock.proceed(len(Y))
         if self._names is None:
-            self._names, self._inputs, self._flat = names, inputs, names == [ONLY]
-            self._frame, self._column = frame
-            self._clock = clock
+            self._names, self._inputs, self._flat = table.names, inputs, table.names == [ONLY]
+            self._frame, self._column, self._clock = table.frame, table.clock, clock
             self._history = self._new_history()
         self._clock = clock
         try:
-            with self._history.learning(purpose):
+            with self._history.learning(purpose) as found:
                 if plan is None:
-                    return self._history.learn(Y, E, intervals, ahead)
-                result = self._follow(plan, Y, E, intervals, ahead)
+                    result = self._history.learn(Y, E, intervals, ahead)
+                else:
+                    result = self._follow(plan, Y, E, intervals, ahead)
         except BaseException:
             vars(self).update(before)
             raise
         if self.rows >= HISTORY:
             clock.first = []
-        for place in plan:
+        for series, point, what in found or ():
+            at = f"row {point}" if clock.last is None else clock.ahead(point - clock.last)
+            of = "" if self._flat else f" of {(self._names or ())[series]!r}"
+            warnings.warn(
+                f"y{of} up to {at}: {what}: if their unit has changed, call fit with all rows in one unit; if they are "
+                "wrong, call fit with NaN in their place",
+                stacklevel=3,
+            )
+        for place in plan or ():
             if place.dropped:
                 warnings.warn(
                     f"{place.dropped} row(s) with a time far ahead were left out, as the rows after them have earlier "
@@ -474,12 +527,13 @@ class SepSAForecaster(Saves):
         assert self._model is not None
         return self._model.forecast(np.empty((0, len(self._inputs))))
 
-    def revise(self, y: Any, *, rows_ago: int | None = None, time: Time | None = None) -> None:
+    def revise(self, y: Row, *, rows_ago: int | None = None, time: Time | None = None) -> None:
         """Learn values of an earlier row that came late or were corrected.
 
         Other series of the row are unchanged. Lags use the new value from now on; steps that were learned with the old
         value, or would have been learned with the new one, are corrected by the gains of the last `horizon` rows. An
-        implausible value is bounded, as an outlier is.
+        implausible value is bounded, as an outlier is. What was smoothed with the old value stays: levels and trends of
+        naive forecasts, recent errors and their quantiles; with `every`, a block that was learned.
 
         Args:
             y: As for `learn_one`; None and NaN leave a series unchanged.
@@ -504,7 +558,9 @@ class SepSAForecaster(Saves):
 
     # ------------------------------------------------------------------ forecasts
 
-    def forecast(self, horizon: int | None = None, xs: Sequence[Mapping[Any, float]] | None = None) -> list[Any]:
+    def forecast(
+        self, horizon: int | None = None, xs: Ahead | None = None
+    ) -> list[float] | list[dict[Hashable, float]]:
         """Forecast the next rows, whose times `times()` returns.
 
         Args:
@@ -518,15 +574,15 @@ class SepSAForecaster(Saves):
             ValueError: There was no row yet.
         """
         made, _ = self._forecast(horizon, xs)
-        return self._labelled(made)
+        return self._labelled(made.tolist())
 
     def intervals(
         self,
         horizon: int | None = None,
-        xs: Sequence[Mapping[Any, float]] | None = None,
+        xs: Ahead | None = None,
         *,
         coverage: float = 0.9,
-    ) -> list[Any]:
+    ) -> list[tuple[float, float]] | list[dict[Hashable, tuple[float, float]]]:
         """Forecast an interval for each of the next rows.
 
         The ends are adapted to the errors of earlier forecasts of each step, so that in the long run the share
@@ -543,9 +599,10 @@ class SepSAForecaster(Saves):
         """
         check_coverage(coverage)
         _, quantiles = self._forecast(horizon, xs)
-        return self._labelled(np.stack(interval(quantiles, coverage, self._limits), -1))
+        low, high = interval(quantiles, coverage, self._limits)
+        return self._labelled([list(zip(*ends, strict=True)) for ends in zip(low.tolist(), high.tolist(), strict=True)])
 
-    def _forecast(self, horizon: int | None, xs: Any) -> tuple[Floats, Floats]:
+    def _forecast(self, horizon: int | None, xs: Ahead | None = None) -> tuple[Floats, Floats]:
         steps = self._check_horizon(horizon)
         with self._lock:
             if self._model is None:
@@ -561,13 +618,10 @@ class SepSAForecaster(Saves):
             made, quantiles = self._model.forecast(np.array(rows).reshape(len(rows), len(self._inputs)))
             return made[:, :steps], quantiles[..., :steps]
 
-    def _labelled(self, values: Floats) -> list[Any]:
-        """Values (m, H) or (m, H, 2) as a list of H numbers or pairs, or of dicts of them."""
-        series: list[Any] = values.tolist()
-        if values.ndim == 3:
-            series = [[tuple(pair) for pair in steps] for steps in series]
+    def _labelled(self, series: list[list[Value]]) -> list[Value] | list[dict[Hashable, Value]]:
+        """The numbers or pairs of each series and step as those of each step, or as dicts of them."""
         if self._names is None or self._names == [ONLY]:
-            return list(series[0])
+            return series[0]
         return [dict(zip(self._names, step, strict=True)) for step in zip(*series, strict=True)]
 
     def _check_horizon(self, horizon: int | None, reach: int | None = None) -> int:
@@ -591,7 +645,7 @@ class SepSAForecaster(Saves):
 
     # ------------------------------------------------------------------ the interface of arrays and frames
 
-    def fit(self, y: Any, X: Any = None, *, times: Any = None) -> Self:
+    def fit(self, y: ArrayLike, X: ArrayLike | None = None, *, times: Times | None = None) -> Self:
         """Forget all rows, then learn these, in order.
 
         Args:
@@ -602,14 +656,11 @@ class SepSAForecaster(Saves):
         Returns:
             The forecaster.
         """
-        fresh = type(self)(**self._get_params())
-        fresh._learn_table(y, X, times, False, False, "fit")
-        with self._lock:
-            state = {name: value for name, value in vars(fresh).items() if name != "_lock"}
-            vars(self).update({name: value for name, value in state.items() if name.startswith("_")})
-        return self
+        fresh = type(self)(**self.get_params())
+        fresh._learn_table(y, X, times, "fit")
+        return self._become(fresh)
 
-    def update(self, y: Any, X: Any = None, *, times: Any = None) -> Self:
+    def update(self, y: ArrayLike, X: ArrayLike | None = None, *, times: Times | None = None) -> Self:
         """Learn further rows.
 
         Args:
@@ -620,10 +671,10 @@ class SepSAForecaster(Saves):
         Returns:
             The forecaster.
         """
-        self._learn_table(y, X, times, False, False, "learn")
+        self._learn_table(y, X, times, "learn")
         return self
 
-    def check(self, y: Any, X: Any = None, *, times: Any = None) -> None:
+    def check(self, y: ArrayLike, X: ArrayLike | None = None, *, times: Times | None = None) -> None:
         """Raise the error that `update` raises for these rows; nothing changes.
 
         Args:
@@ -637,6 +688,20 @@ class SepSAForecaster(Saves):
             self._plan(clock, table.times)
         self._history.check(clock.grid, len(table.names), len(inputs))
 
+    @overload
+    def predict(self, horizon: int | None = None, X: ArrayLike | None = None) -> Floats: ...
+    @overload
+    def predict(
+        self, horizon: int | None = None, X: ArrayLike | None = None, *, coverage: float
+    ) -> tuple[Floats, Floats, Floats]: ...
+    @overload
+    def predict(
+        self, horizon: int | None = None, X: ArrayLike | None = None, *, coverage: Sequence[float]
+    ) -> tuple[Floats, dict[float, tuple[Floats, Floats]]]: ...
+    @overload
+    def predict(
+        self, horizon: int | None = None, X: ArrayLike | None = None, *, quantiles: Sequence[float]
+    ) -> tuple[Floats, dict[float, Floats]]: ...
     def predict(
         self,
         horizon: int | None = None,
@@ -644,7 +709,7 @@ class SepSAForecaster(Saves):
         *,
         coverage: float | Sequence[float] | None = None,
         quantiles: Sequence[float] | None = None,
-    ) -> Any:
+    ) -> object:
         """Forecast the next rows as an array or, after frames of pandas or Polars, as a Series or frame with times.
 
         Args:
@@ -661,18 +726,17 @@ class SepSAForecaster(Saves):
         """
         if coverage is not None and quantiles is not None:
             raise ValueError("coverage or quantiles must be given, got both: coverage 0.9 is quantiles=[0.05, 0.95]")
-        asked: Any = () if coverage is None else coverage
-        single = np.ndim(asked) == 0
-        shares = [check_coverage(share) for share in ([asked] if single else asked)]
+        asked = () if coverage is None else coverage
+        shares = [check_coverage(share) for share in np.atleast_1d(asked).tolist()]
         levels = [check_coverage(level, "quantiles") for level in quantiles or ()]
         steps = self._check_horizon(horizon if self.every == 1 else None)  # a block has the inputs of all its rows
         xs = None if X is None else self._rows_ahead(X, steps)
         made, known = self._forecast(horizon, xs)
         forecast = self._framed(made)
-        if not shares and not levels:
+        if coverage is None and quantiles is None:
             return forecast
         ends = {share: tuple(map(self._framed, interval(known, share, self._limits))) for share in shares}
-        if single:
+        if np.ndim(asked) == 0:
             return (forecast, *ends[shares[0]])
         return forecast, ends | {level: self._framed(quantile(known, level, self._limits)) for level in levels}
 
@@ -708,7 +772,7 @@ class SepSAForecaster(Saves):
         index = None if times[0] is None else pd.Index(times)
         return pd.Series(out, index) if self._flat else pd.DataFrame(out, index, columns=pd.Index(self._names or []))
 
-    def score(self, y: Any, X: Any = None) -> float:
+    def score(self, y: ArrayLike, X: ArrayLike | None = None) -> float:
         """Return the mean absolute error of the forecasts of the next rows.
 
         Args:
@@ -716,10 +780,12 @@ class SepSAForecaster(Saves):
             X: Exogenous inputs of these rows.
         """
         values = read_table("y", y).values
-        made = self._forecast(len(values), None)[0].T if X is None else self.predict(len(values), X)
-        return float(np.nanmean(np.abs(values - np.asarray(made).reshape(values.shape))))
+        made = self._forecast(len(values))[0].T if X is None else np.asarray(self.predict(len(values), X))
+        return float(np.nanmean(np.abs(values - made.reshape(values.shape))))
 
-    def plot(self, series: Hashable | None = None, *, coverage: Sequence[float] = (0.9, 0.5), ax: Any = None) -> Any:
+    def plot(
+        self, series: Hashable | None = None, *, coverage: Sequence[float] = (0.9, 0.5), ax: Axes | None = None
+    ) -> Axes:
         """Draw the last values of a series and its forecasts with intervals; returns the axes of matplotlib.
 
         Args:
@@ -732,7 +798,7 @@ class SepSAForecaster(Saves):
         if series is not None and series not in self._names:
             raise ValueError(f"series must be one of {schema.brief(self._names)}, got {series!r}")
         j = 0 if series is None else self._names.index(series)
-        past, (made, known) = self._model.recent()[j], self._forecast(None, None)
+        past, (made, known) = self._model.recent()[j], self._forecast(None)
         steps = range(1 - len(past), made.shape[1] + 1)
         when = [self._clock.ahead(h) for h in steps] if self._clock.grid else list(steps)
         bands = [[end[j] for end in interval(known, check_coverage(share), self._limits)] for share in coverage]
@@ -743,7 +809,7 @@ class SepSAForecaster(Saves):
         if self._model is None or self._names is None:
             return show.html(repr(self), [])
         try:
-            made, known = self._forecast(None, None)
+            made, known = self._forecast(None)
         except ValueError:  # blocks need inputs ahead, or are over
             return show.html(repr(self), [])
         low, high = interval(known, 0.9, self._limits)
@@ -783,10 +849,9 @@ class SepSAForecaster(Saves):
         Raises:
             ValueError: An entry is missing or wrong; the message names it and nothing changed.
         """
-        fresh = type(self)(**self._get_params())
+        fresh = type(self)(**self.get_params())
         fresh._load(state_dict)
-        with self._lock:
-            vars(self).update({k: v for k, v in vars(fresh).items() if k.startswith("_") and k != "_lock"})
+        self._become(fresh)
 
     def _load(self, state_dict: Any) -> None:
         """Load a state into this new forecaster."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -83,7 +84,11 @@ class OnlineIntervals(Saves):
             )
         self._errors.update(np.atleast_1d(values - made))
 
-    def interval(self, forecast: ArrayLike) -> tuple[Any, Any]:
+    @overload
+    def interval(self, forecast: float) -> tuple[float, float]: ...
+    @overload
+    def interval(self, forecast: Sequence[float] | Floats) -> tuple[Floats, Floats]: ...
+    def interval(self, forecast: ArrayLike) -> tuple[float, float] | tuple[Floats, Floats]:
         """Return the two ends of the interval of a forecast: that of the row `ahead` rows after the last value.
 
         The ends are infinite until there are coverage / (1 - coverage) errors: 9 for 0.9.
@@ -97,7 +102,7 @@ class OnlineIntervals(Saves):
         made = numbers(forecast)
         low, high = -np.inf, np.inf
         if self.rows:
-            low, high = self._errors.intervals(coverage=self.coverage)[-1]
+            low, high = (float(ends[-1]) for ends in self._errors.predict(coverage=self.coverage)[1:])
         return (made + low, made + high) if made.ndim else (float(made) + low, float(made) + high)
 
     def state_dict(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from datetime import date
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from sepsa.stream.forecast.times import Moments, read_times
 from sepsa.stream.kernels.robust import HUGE
 
 ONLY = "y"  # the name of the series where y is a number
+
+Row: TypeAlias = float | Mapping[Any, float | None] | Sequence[float | None] | Floats | None
+Ahead: TypeAlias = Sequence[Mapping[Any, float]]  # exogenous inputs of rows to forecast
 
 
 class Table(NamedTuple):

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import date
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sepsa.stream.engine.protocol import Floats
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 COLOUR = "#1f5fbf"
 
 
-def draw(ax: Any, name: str, when: list[Any], past: Floats, made: Floats, bands: Sequence[Sequence[Floats]]) -> Any:
+def draw(
+    ax: Axes | None, name: str, when: list[Any], past: Floats, made: Floats, bands: Sequence[Sequence[Floats]]
+) -> Axes:
     """Draw the last values of a series and, from the last of them on, its forecasts and bands; returns the axes."""
     import matplotlib.pyplot as plt
     from matplotlib import dates

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
 from typing import Any, NamedTuple, TypeAlias
 from zoneinfo import ZoneInfo
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from sepsa.states import schema
 from sepsa.stream.columns.cells import DATE, date_formats
@@ -17,6 +18,7 @@ from sepsa.stream.engine.protocol import Floats
 EPOCH = datetime(1970, 1, 1)
 
 Time: TypeAlias = float | int | date | datetime | np.datetime64
+Times: TypeAlias = ArrayLike | Sequence[Time]  # of rows; a text names the column that has them
 
 
 class Moments(NamedTuple):

@@ -194,7 +194,7 @@ class StreamRun:
             block = before(block, first.line)
             reason = f"line {first.line}: {first.reason} (--strict)"
         result = self.model.learn(block, self.asked)
-        self.position, self.saved = block.position, False
+        self.position, self.saved = self._position(block), False
         for text in result.warnings:
             self.line.say(text)
         self._write(result)
@@ -203,6 +203,10 @@ class StreamRun:
             self.save()
         self.line.show()
         return reason
+
+    def _position(self, block: RowBlock) -> Any:
+        """Where a resumed run continues after this block."""
+        return block.position
 
     def _write(self, result: BlockResult) -> None:
         self.predictions.write(result)

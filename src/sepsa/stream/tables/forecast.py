@@ -95,6 +95,14 @@ class ForecastRun(StreamRun):
         if model.reading.date_format is not None and isinstance(self.table, TextReader):
             self.table.categorical = frozenset(time)  # 01022026 is not the number 1022026
 
+    def _position(self, block: RowBlock) -> Any:
+        """Before the rows that wait for their targets, which a later run reads again."""
+        lines = self.model.ahead_lines
+        if not (lines > 0).any():
+            return block.position
+        first = int(lines[lines > 0][0])
+        return self.position if first < block.lines[0] else self.table.position_before(first)
+
     def _check_ahead(self) -> None:
         """Raise an error where the block is forecast no further, or inputs known ahead are not in the table."""
         model, rows = self.model, len(self.model.forecaster.times())
@@ -150,16 +158,16 @@ def reversing(source: Path | None) -> str:
 
 def last_forecast(model: ForecastTable) -> list[tuple[Any, ...]]:
     """The forecast after the last row as a table: step and time, series, forecast and the ends of the 90 % interval."""
-    forecaster, xs = model.forecaster, model.ahead_inputs()
-    made, intervals = forecaster.forecast(xs=xs), forecaster.intervals(xs=xs, coverage=0.9)
+    made, *ends = model.forecaster.predict(X=model.ahead_inputs(), coverage=0.9)
     seen = model.seen()
     rows: list[tuple[Any, ...]] = [("step", "time", "series", "forecast", "low", "high")]
-    for h, (time, values, pairs) in enumerate(zip(forecaster.times(), made, intervals, strict=True), 1):
+    for h, time in enumerate(model.forecaster.times()):
         for j, name in enumerate(model.target):
-            known = seen[j] > h or pairs[j][0] < pairs[j][1]  # no interval is without an error that was measured
-            ends = [end if known and math.isfinite(end) else "" for end in pairs[j]]
-            value = "" if math.isnan(values[j]) or not (seen[j] or known) else values[j]
-            rows.append((h, "" if time is None else time, name, value, *ends))
+            value, low, high = (float(part[h, j]) for part in (made, *ends))
+            known = seen[j] > h + 1 or low < high  # no interval is without an error that was measured
+            shown = [end if known and math.isfinite(end) else "" for end in (low, high)]
+            first = "" if math.isnan(value) or not (seen[j] or known) else value
+            rows.append((h + 1, "" if time is None else time, name, first, *shown))
     return rows
 
 
@@ -183,12 +191,8 @@ def write_page(path: Path, source: str, model: ForecastTable) -> None:
     if not model.trace.rows:
         raise TableError(f"{source} has learned no rows: nothing to draw")
     forecaster = model.forecaster
-    xs = model.ahead_inputs()
-    made = np.array([list(step.values()) for step in forecaster.forecast(xs=xs)])
-    bands = [
-        np.array([list(step.values()) for step in forecaster.intervals(xs=xs, coverage=coverage)])
-        for coverage in (0.9, 0.8, 0.5)
-    ]
+    made, ends = forecaster.predict(X=model.ahead_inputs(), coverage=(0.9, 0.8, 0.5))
+    bands = [np.stack(pair, -1) for pair in ends.values()]
     write_template(
         path,
         "forecast.html.jinja",

@@ -75,6 +75,10 @@ class TableReader:
         """The rows before further missing values are removed."""
         raise NotImplementedError
 
+    def position_before(self, line: int) -> Position:
+        """The position before a row of the last block."""
+        raise NotImplementedError
+
     def share(self) -> float | None:
         """The share of the table that was read; None where its size is not known."""
         raise NotImplementedError
@@ -101,6 +105,9 @@ class TextReader(TableReader, Records):
 
     def _block(self, batch: RecordBatch) -> RowBlock:
         raise NotImplementedError
+
+    def position_before(self, line: int) -> Position:
+        return self.records.position(line)
 
     def share(self) -> float | None:
         size = self.source.size
@@ -305,6 +312,9 @@ class ArrowReader(TableReader):
                 yield RowBlock(columns, lines, as_json(batch), [], {"table": self._identity, "row": self._row})
         except (pa.ArrowException, OSError) as error:
             raise TableError(f"{self.name} cannot be read behind row {self._row}: {one_line(error)}") from None
+
+    def position_before(self, line: int) -> Position:
+        return {"table": self._identity, "row": line - 1}
 
     def share(self) -> float | None:
         if isinstance(self._file, pq.ParquetFile):

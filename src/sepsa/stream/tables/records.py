@@ -38,15 +38,22 @@ class Records:
         self._first = self._last = b""  # the file's first bytes, and the last ones before the offset
         self._buffer = b""
         self._ended = False
+        self._batch: RecordBatch | None = None  # the last one, and the last bytes before it
+        self._before = b""
 
-    def position(self) -> dict[str, Any]:
-        """Where the next record begins, and hashes that identify the table."""
+    def position(self, line: int | None = None) -> dict[str, Any]:
+        """Where the next record begins, or that of a line in the last batch, and hashes that identify the table."""
+        offset, last, batch = self.offset, self._last, self._batch
+        if line is not None and batch is not None:
+            size = int(np.append(0, batch.ends)[np.searchsorted(batch.lines, line)])
+            offset, last = offset - len(batch.data) + size, (self._before + batch.data[:size])[-KEPT:]
+        first = self._first[:offset]
         return {
-            "offset": self.offset,
-            "line": self.line,
-            "head": [len(self._first), hashlib.sha256(self._first).hexdigest()],
-            "tail": [len(self._last), hashlib.sha256(self._last).hexdigest()],
-            "broken": bool(self._last) and self._last[-1:] not in (b"\r", b"\n"),
+            "offset": offset,
+            "line": self.line if line is None else line,
+            "head": [len(first), hashlib.sha256(first).hexdigest()],
+            "tail": [len(last), hashlib.sha256(last).hexdigest()],
+            "broken": bool(last) and last[-1:] not in (b"\r", b"\n"),
         }
 
     def resume(self, position: Position | None) -> bool:
@@ -117,7 +124,9 @@ class Records:
             if len(found.ends):
                 lines = int(found.lines.sum())
                 at = self.line + found.lines.cumsum() - found.lines
-                yield found._replace(data=self._pass(int(found.ends[-1]), lines), lines=at)
+                self._before = self._last
+                self._batch = found._replace(data=self._pass(int(found.ends[-1]), lines), lines=at)
+                yield self._batch
             elif len(self._buffer) > LONGEST:
                 yield from self._skip()
             elif self._ended:

@@ -50,7 +50,8 @@ class ForecastTable(SeriesOptions):
         self.next: Floats = np.full(len(self.target), np.nan)  # the forecast of the next row
         self.history: Floats = np.empty((0, len(self.target)))
         self.ahead: Floats = np.empty((0, 0))  # inputs of rows after the last one with a target
-        self.ahead_at: list[float] = []  # and their times
+        self.ahead_at: Floats = np.empty(0)  # and their times
+        self.ahead_lines: NDArray[np.int64] = np.empty(0, np.int64)  # and lines; 0 of a row that was saved
 
     def get_params(self) -> dict[str, Any]:
         return values_of(self, SeriesOptions) | vars(self.reading)
@@ -70,26 +71,32 @@ class ForecastTable(SeriesOptions):
             E = np.column_stack(
                 [np.empty((len(rows), 0)), *(self._numbers(columns, n, len(rows)) for n in self.inputs)]
             )
-            stop = shown = len(Y)
             if self.known_ahead:
-                Y, E, at, stop, shown = self._hold(Y, E, at)
-                lines = lines[~np.isnan(Y[len(Y) - len(lines) :]).all(1)]
-            if stop:
-                made, told = self._learn(Y[:stop], E[:stop], at[:stop], dated, shown)
+                Y, E, at, lines = self._hold(Y, E, at, lines)
+            if len(Y):
+                made, told = self._learn(Y, E, at, dated)
+                made, lines = made[lines > 0], lines[lines > 0]
         self.quarantined += len(usable.bad)
         return BlockResult(lines, list(made), sorted(usable.bad), told)
 
-    def _hold(self, Y: Floats, E: Floats, at: Floats) -> tuple[Floats, Floats, Floats, int, Any]:
-        """Rows after those held back before, how many of them are learned now, and which of those have a target."""
-        Y = np.vstack([np.full((len(self.ahead), Y.shape[1]), np.nan), Y])
-        E, at = np.vstack([self.ahead.reshape(-1, E.shape[1]), E]), np.concatenate([self.ahead_at, at])
+    def _hold(self, Y: Floats, E: Floats, at: Floats, lines: Any) -> tuple[Floats, Floats, Floats, Any]:
+        """Rows to learn now, with those held back before unless there is another of their time; lines with a target.
+
+        Rows without any target at the end are held back, at most as many as are forecast. Other lines are 0.
+        """
+        timed = self.time is not None
+        kept = ~np.isin(self.ahead_at, at) if timed else np.ones(len(self.ahead_at), bool)
+        where = np.searchsorted(at, self.ahead_at[kept]) * timed
+        Y = np.insert(Y, where, np.nan, 0)
+        E = np.insert(E, where, self.ahead.reshape(-1, E.shape[1])[kept], 0)
+        at, lines = np.insert(at, where, self.ahead_at[kept]), np.insert(lines, where, self.ahead_lines[kept])
         filled: Any = ~np.isnan(Y).all(1)
         stop = max(int(np.flatnonzero(filled)[-1]) + 1 if filled.any() else 0, len(Y) - self.horizon)
-        self.ahead, self.ahead_at = E[stop:].copy(), at[stop:].tolist()
-        return Y, E, at, stop, np.flatnonzero(filled[:stop])
+        self.ahead, self.ahead_at, self.ahead_lines = E[stop:].copy(), at[stop:].copy(), lines[stop:].copy()
+        return Y[:stop], E[:stop], at[:stop], (lines * filled)[:stop]
 
-    def _learn(self, Y: Floats, E: Floats, at: Floats, dated: bool, shown: Any) -> tuple[Floats, list[str]]:
-        """Learn rows; returns the forecasts after those that are shown, and warnings."""
+    def _learn(self, Y: Floats, E: Floats, at: Floats, dated: bool) -> tuple[Floats, list[str]]:
+        """Learn rows; returns the forecasts after each, and warnings."""
         times = None if self.time is None else np.round(at * 1e6).astype("datetime64[us]") if dated else at
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -99,8 +106,10 @@ class ForecastTable(SeriesOptions):
         total = np.where(there, np.abs(Y - before), 0.0).sum(1)
         self.trace.add(np.minimum(total / np.maximum(there.sum(1), 1), 1e300))
         self.next = made[-1, 0].copy()
+        if self.every > 1 and self.known_ahead and 0 < len(self.forecaster.times()) <= len(self.ahead):
+            self.next = self.forecaster.predict(X=self.ahead_inputs())[0].copy()
         self.history = np.concatenate([self.history, Y])[-SHOWN * self.horizon :]
-        return made[shown] if isinstance(shown, np.ndarray) else made, [str(one.message) for one in caught]
+        return made, [str(one.message) for one in caught]
 
     def _numbers(self, columns: dict[str, Any], name: str, count: int) -> Floats:
         """A column of inputs (n,), or (n, TEXTS) indicators of its texts."""
@@ -123,10 +132,9 @@ class ForecastTable(SeriesOptions):
         """How many of the last rows, at different times, have a value of each series."""
         return np.minimum((~np.isnan(self.history)).sum(0), self.forecaster.rows)
 
-    def ahead_inputs(self) -> list[dict[int, float]] | None:
+    def ahead_inputs(self) -> Floats | None:
         """The inputs of the rows to forecast, as far as they are known."""
-        known = self.ahead[: len(self.forecaster.times())].tolist()
-        return [dict(enumerate(row)) for row in known] or None
+        return self.ahead[: len(self.forecaster.times())] if self.ahead.size else None
 
     def refuse_rows(self, usable: UsableRows) -> tuple[Floats, bool]:
         """Leave out the rows that cannot be learned; returns the times of all rows, and whether these are dates."""
@@ -150,10 +158,10 @@ class ForecastTable(SeriesOptions):
     def _refuse_times(self, usable: UsableRows, at: Floats, dated: bool) -> None:
         """Leave out the rows whose time cannot follow the rows before."""
         clock, learned = self.forecaster.clock(), self.forecaster.rows
-        held = [*self.ahead_at]
-        waiting: list[Any] = []
         usable.refuse(np.isnan(at), partial(self.no_time, usable.block))
-        for i in [*(-1 - k for k in range(len(held))), *usable.rows]:
+        waiting: list[Any] = []
+        rows, held = usable.rows, self.ahead_at[~np.isin(self.ahead_at, at)]
+        for i in np.insert(rows, np.searchsorted(at[rows], held), -1 - np.arange(len(held))):
             trial = clock.copy()
             try:
                 trial.begin(Moments(at, dated))
@@ -189,7 +197,10 @@ class ForecastTable(SeriesOptions):
         return np.array([date_of(column.text(i), given) for i in range(len(block))]), True
 
     def state_dict(self) -> dict[str, Any]:
-        """The model's state as plain data; a model that loads it continues bit for bit."""
+        """The model's state as plain data; a model that loads it continues bit for bit.
+
+        Rows held back are not part of it: they are read again, with the targets that have come.
+        """
         return {
             "forecaster": self.forecaster.state_dict(),
             "trace": self.trace.state_dict(),
@@ -197,20 +208,21 @@ class ForecastTable(SeriesOptions):
             "next": self.next.copy(),
             "history": self.history.copy(),
             "texts": {name: list(texts) for name, texts in self.texts.items()},
-            "ahead": self.ahead.copy(),
-            "ahead_at": np.array(self.ahead_at, np.float64),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the result of `state_dict`; a ValueError changes nothing."""
-        keys = {"forecaster", "trace", "quarantined", "next", "history", "texts", "ahead", "ahead_at"}
-        new = schema.read("state", state_dict, keys)
+        keys = {"forecaster", "trace", "quarantined", "next", "history", "texts"}
+        new = schema.read("state", state_dict, keys, optional={"ahead", "ahead_at"})  # as before
         trace, quarantined, m = ErrorTrace.from_state(new["trace"]), new.integer("quarantined"), len(self.target)
         following, history = new.array("next", (m,), missing=True), new.array("history", (None, m), missing=True)
-        ahead, ahead_at = new.array("ahead", (None, None), missing=True), new.array("ahead_at", (None,))
+        ahead, ahead_at = np.empty((0, 0)), np.empty(0)
+        if "ahead" in new.values:
+            ahead, ahead_at = new.array("ahead", (None, None), missing=True), new.array("ahead_at", (None,))
         texts = {str(name): [str(text) for text in known][:TEXTS] for name, known in dict(new["texts"]).items()}
         self.forecaster.load_state_dict(new["forecaster"])
-        self.texts, self.ahead, self.ahead_at = texts, ahead, ahead_at.tolist()
+        self.texts, self.ahead, self.ahead_at = texts, ahead, ahead_at
+        self.ahead_lines = np.zeros(len(ahead_at), np.int64)
         self.trace, self.quarantined, self.next, self.history = trace, quarantined, following, history
 
 
