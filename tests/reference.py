@@ -378,6 +378,17 @@ def late_regression(X: Matrix, z: Matrix, step: int, forgetting: float, ridge: M
     return np.linalg.solve(faded_rows(X[:n], forgetting) + np.diag(ridge), b)
 
 
+def changes_of_inputs(E: Matrix, periods: list[int]) -> Matrix:
+    """The changes (n, q S) of inputs over each period, over the root of the mean of their squares so far.
+
+    Before the first row all inputs were those of the first.
+    """
+    rows = np.arange(len(E))
+    change = np.hstack([E - E[np.maximum(rows - period, 0)] for period in periods])
+    squares = np.cumsum(change**2, 0) / (1 + rows[:, None])
+    return np.divide(change, np.sqrt(squares), out=np.zeros_like(change), where=squares > 0)
+
+
 def nearest_targets(X: Matrix, Y: Matrix, omega: Matrix, z: Matrix, width: Matrix, count: int) -> Matrix:
     """The mean (m,) of the targets of the rows nearest to z; inputs whose range has no width are left out."""
     squares = (((X - z)[:, width > 0] / width[width > 0]) ** 2).sum(1)

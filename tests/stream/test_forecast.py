@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 import sepsa
 import sepsa.river
 from breaking.damage import same
-from reference import faded_rows, late_regression
+from reference import candidate_weights, changes_of_inputs, faded_rows, late_regression
 from sepsa import SepSAForecaster
 from sepsa.checkpoint import CheckpointError
 from sepsa.stream.forecast import history
-from sepsa.stream.forecast.kernels import choice, heads, parts, step
+from sepsa.stream.forecast.kernels import choice, explain, heads, parts, step
 from sepsa.stream.forecast.model import ForecastModel, Settings, joint_terms, own_terms
 from sepsa.stream.forecast.seasons import find_seasons
-from sepsa.stream.kernels import head
+from sepsa.stream.kernels import head, weigh
 from sepsa.stream.keyed import KeyedLearner
 
 HOUR = 3600.0
@@ -59,14 +59,12 @@ def inputs(model, family, g, z):
     return np.hstack([[[value(t, term) for term in terms] for t in range(rows)], common])
 
 
-def ridge_left(model, family, g, X):
-    """What the heads of a group have of their ridge: their information less that of the faded rows."""
-    p, part = X.shape[1], model.memory.of("heads", family)
-    U = np.eye(p)
-    for b in range(p):
-        U[:b, b] = part("U")[0, g, b * (b - 1) // 2 : b * (b - 1) // 2 + b]
-    information = np.linalg.inv(U @ np.diag(part("D")[0, g]) @ U.T)
-    return information - faded_rows(X, model.settings.forgetting[0])
+def ridge_left(above, D, X, forgetting):
+    """What a head has of its ridge: the information of B = UDUᵀ less that of the faded rows X."""
+    U = np.eye(len(D))
+    for b in range(len(D)):
+        U[:b, b] = above[b * (b - 1) // 2 : b * (b - 1) // 2 + b]
+    return np.linalg.inv(U @ np.diag(D) @ U.T) - faded_rows(X, forgetting)
 
 
 @settings(max_examples=12, deadline=None)
@@ -81,7 +79,8 @@ def test_each_step_has_the_weights_of_ridge_regression_and_no_ridge_sinks_below_
         plan, W = model.memory.of("plan", family), model.memory("W", "heads", family)
         for g, targets in enumerate(plan("TARGETS")):
             X = inputs(model, family, g, z)
-            left = ridge_left(earlier, family, g, X[: rows - ahead])
+            U, D = (earlier.memory(name, "heads", family)[0, g] for name in "UD")
+            left = ridge_left(U, D, X[: rows - ahead], forgetting)
             # The inverse loses digits with the size of the information, about 1e4 here.
             np.testing.assert_allclose(left, np.diag(np.diag(left)), atol=1e-6)
             assert (np.diag(left) >= 0.5 * plan("RIDGE") - 1e-6).all()
@@ -146,7 +145,7 @@ def test_the_kernels_as_plain_python_forecast_the_same_and_stay_within_their_arr
     y, x = series(40), np.random.default_rng(0).normal(size=(40, 1))
     small = {"horizon": 3, "lags": 4, "seasons": (5, 7)}
     compiled = [forecaster(**small).prequential(y), forecaster(**small).prequential(y, x, known_ahead=True)]
-    for module in (head, heads, choice, step):
+    for module in (head, weigh, heads, choice, explain, step):
         for name, function in list(vars(module).items()):
             if hasattr(function, "py_func"):
                 monkeypatch.setattr(module, name, function.py_func)
@@ -395,6 +394,72 @@ def test_exogenous_inputs_known_ahead_explain_what_lags_cannot():
     assert np.abs(unknown[1000:-1, 0] - y[1001:]).mean() > 1.5
     ahead = model.forecast(2, xs=[{0: 1.0}, {0: -1.0}])
     assert ahead == pytest.approx([3.0, -3.0], abs=0.5)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 10**6), st.integers(20, 200))
+def test_inputs_explain_by_the_weighted_mean_of_three_ways(seed, rows):
+    """By a regression on inputs, by one on their changes, and by one of the change of the series since a season ago."""
+    rng = np.random.default_rng(seed)
+    z, E = rng.normal(size=rows + 6), rng.normal(size=(rows + 6, 2)).cumsum(0)
+    model = ForecastModel(Settings(1, 2, 6, 3, (4.0, 9.0), (0.99,), 2.0))
+    model.learn(z[:rows, None], E[:rows])
+    inputs, ways = model.memory.of("exogenous"), model.memory.of("changes")
+    D = changes_of_inputs(E[:rows], [4, 9])
+    left = ridge_left(ways("U"), ways("D"), D, 0.9998)
+    np.testing.assert_allclose(left, np.diag(np.diag(left)), atol=1e-6)
+    share = 0.9998 ** np.arange(rows - 5, -1, -1.0)
+    b = (D[4:] * share[:, None]).T @ (z[4:rows] - z[: rows - 4])
+    season = np.linalg.solve(faded_rows(D, 0.9998) + np.diag(np.diag(left)), b)
+    np.testing.assert_allclose(ways("W")[0, -1], season, rtol=1e-6, atol=1e-9)
+    made, _ = model.forecast(np.empty((0, 2)))
+    explained, _ = model.forecast(E[rows:])
+    for h in range(6):
+        t = rows + h
+        x = (E[t] - inputs("MEAN")) / np.sqrt(inputs("VARIANCE"))
+        d = np.hstack([E[t] - E[t - 4], E[t] - E[t - 9]]) / np.sqrt(ways("VARIANCE"))
+        last = z[t - 4] if h < 4 else z[t - 8]
+        by = [inputs("W")[0, h] @ x, ways("W")[0, h] @ d, last + season @ d - made[0, h]]
+        mean = candidate_weights(ways("LOSS")[0, h], 10.0, 1e-300, 0.0) @ by
+        assert explained[0, h] - made[0, h] == pytest.approx(mean, rel=1e-6, abs=1e-9)
+
+
+def changing_inputs(rows=3000):
+    """A series whose change since a day ago is twice that of an input, and the input."""
+    rng = np.random.default_rng(0)
+    x = 0.1 * rng.normal(size=(rows, 1)).cumsum(0) + np.sin(np.arange(rows)[:, None] * 2 * np.pi / 24)
+    y = 0.1 * rng.normal(size=rows)
+    for t in range(24, rows):
+        y[t] += y[t - 24] + 2 * (x[t, 0] - x[t - 24, 0])
+    return y, x
+
+
+def test_changes_of_inputs_since_a_day_ago_explain_those_of_a_series():
+    y, x = changing_inputs()
+    made = forecaster(horizon=24, seasons=(24,)).prequential(y, x, known_ahead=True)
+    for h in (0, 5, 23):  # the least mean absolute error is that of the noise, 0.08
+        assert np.abs(made[1500 : -h - 1, h] - y[1500 + h + 1 :]).mean() < 0.1
+    model = forecaster(horizon=24, seasons=(24,))
+    model.update(y[:2000], x[:2000])
+    np.testing.assert_allclose(model.predict(24, x[2000:2024]), made[1999], rtol=1e-3)
+
+
+def test_a_state_from_before_changes_of_inputs_goes_on_with_inputs_alone():
+    y, x = changing_inputs(300)
+    model = forecaster(seasons=(24,))
+    model.update(y, x)
+    state = model.state_dict()
+    del state["model"]["changes"]
+    older, again = forecaster(seasons=(24,)), forecaster(seasons=(24,))
+    older.load_state_dict(state)
+    more = older.predict(X=x[:4]) - older.predict()
+    part = older._model.memory.of("exogenous")
+    by = part("W")[0, :, 0] * (x[:4, 0] - part("MEAN")) / np.sqrt(part("VARIANCE"))
+    np.testing.assert_allclose(more, older._model.part("SCALE") * by, rtol=1e-9)
+    again.load_state_dict(older.state_dict())
+    assert "changes" not in again.state_dict()["model"]
+    made = [each.prequential(y, x, known_ahead=True).tobytes() for each in (older, again)]
+    assert made[0] == made[1] != model.prequential(y, x, known_ahead=True).tobytes()
 
 
 @pytest.mark.parametrize("coverage", [0.05, 0.5, 0.8, 0.9, 0.999])

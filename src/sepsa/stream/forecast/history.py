@@ -164,6 +164,8 @@ class History:
             with schema.settings("state_dict['seasons']"):
                 seasons = check_seasons(new.items("seasons").numbers())
             lags = new.integer("lags", 1, MOST_LAGS)
+            changing = isinstance(new["model"], dict) and "changes" in new["model"]
+            self.settings = self.settings._replace(changing=changing)
             self.model = ForecastModel(self.settings._replace(lags=lags, seasons=seasons))
             self.model.load_state_dict(new["model"], "state_dict['model']")
         m, q = self.Y.shape[1], self.E.shape[1]

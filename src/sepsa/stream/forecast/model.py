@@ -28,7 +28,7 @@ STEPS: Floats = (
 KNOWN = len(LEVELS) + 1  # quantiles of errors, and the number of errors
 OPTIONS = np.array(tuple(field.start for field in parts.OPTIONS.fields.values()), parts.OPTIONS.dtype)
 SAVED = {"own": ("heads", parts.OWN), "joint": ("heads", parts.JOINT)} | {
-    name: (name, 0) for name in ("stack", "exogenous", "shared")
+    name: (name, 0) for name in ("stack", "exogenous", "changes", "shared")
 }
 function = lru_cache(8)(ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64))  # of a kernel's address
 
@@ -57,6 +57,7 @@ class Settings(NamedTuple):
     forgetting: tuple[float, ...]
     ridge: float
     bounds: tuple[float, float] = (-np.inf, np.inf)
+    changing: bool = True  # whether changes of exogenous inputs explain forecasts; not in states from before these
 
     def angles(self) -> list[float]:
         """Radians a row of the sines and cosines: four pairs of a season."""
@@ -75,6 +76,7 @@ class Settings(NamedTuple):
             "rows": 0,  # a call says how many
             "series": self.series,
             "exogenous": self.exogenous,
+            "changing": int(self.changing),
             "horizon": self.horizon,
             "forgettings": len(self.forgetting),
             "seasons": len(self.seasons),
@@ -140,8 +142,8 @@ class ForecastModel:
         given("FORGETTING")[:], given("LIMITS")[:] = settings.forgetting, settings.bounds
         given("ANGLES")[:], given("PERIODS")[:] = settings.angles(), settings.seasons
         given("LEVELS")[:], given("STEPS")[:] = LEVELS, STEPS
-        given("EXOGENOUS_RIDGE")[:] = settings.ridge
-        for group, ridge in (("stack", parts.STACK_RIDGE), ("exogenous", settings.ridge)):
+        given("EXOGENOUS_RIDGE")[:] = given("CHANGES_RIDGE")[:] = settings.ridge
+        for group, ridge in (("stack", parts.STACK_RIDGE), ("exogenous", settings.ridge), ("changes", settings.ridge)):
             memory("LEFT", group)[:], memory("D", group)[:] = ridge, 1 / ridge
 
     @property
@@ -184,7 +186,7 @@ class ForecastModel:
 
     def _run(self, kernel: Kernel, rows: int, *arrays: Floats) -> int:
         """Call a kernel for these rows, with the arrays of the call."""
-        compile_kernels((step.learn, step.revise), "the forecaster")
+        compile_kernels((step.learn, step.revise, step.explain_ahead), "the forecaster")
         self._slots[len(self._given) :][: len(arrays)] = [array.ctypes.data for array in arrays]
         return int(function(kernel.address)(self._address, rows))
 
@@ -198,12 +200,12 @@ class ForecastModel:
 
     def forecast(self, E: Floats) -> tuple[Floats, Floats]:
         """The forecasts (m, H) after the last row, and their quantiles (KNOWN, m, H); E (k, q) are the rows ahead."""
-        part, inputs = self.part, self.memory.of("exogenous")
+        part = self.part
         made, ends = part("TOLD").copy(), part("TOLD_ENDS")[0].copy()
         if E.size:
-            deviation = np.sqrt(np.where(inputs("VARIANCE") > 0, inputs("VARIANCE"), np.inf))
-            x = np.clip(np.nan_to_num((E - inputs("MEAN")) / deviation), -step.CLIPPED, step.CLIPPED)
-            more = part("SCALE")[:, None] * np.einsum("jhq,hq->jh", inputs("W")[:, : len(E)], x)
+            explained = np.empty((1, *made.shape))
+            self._run(step.explain_ahead, len(E), E, np.ascontiguousarray(E, np.float64), explained)
+            more = part("SCALE")[:, None] * explained[0, :, : len(E)]
             made[:, : len(E)] += more
             ends[..., : len(E)] = part("TOLD_ENDS")[1, ..., : len(E)] + more
         judged, limits = part("JUDGED"), self.settings.bounds
@@ -234,15 +236,20 @@ class ForecastModel:
 
     def state_dict(self) -> dict[str, Any]:
         """The parts that learning changes."""
-        return {name: self.memory.save(*group) for name, group in SAVED.items()}
+        return {name: self.memory.save(*group) for name, group in self._saved().items()}
+
+    def _saved(self) -> dict[str, tuple[str, int]]:
+        """The groups of a saved state, by their names in it."""
+        return {name: group for name, group in SAVED.items() if name != "changes" or self.settings.changing}
 
     def load_state_dict(self, state_dict: Any, entry: str) -> None:
         """Continue from the result of `state_dict`; a ValueError names the wrong entry and leaves a part of the state.
 
         Only a new model loads, which is dropped after an error.
         """
-        new = schema.read(entry, former.in_form(state_dict, set(SAVED), self.memory.layout.sizes), set(SAVED))
-        for name, (group, copy) in SAVED.items():
+        saved = self._saved()
+        new = schema.read(entry, former.in_form(state_dict, set(saved), self.memory.layout.sizes), set(saved))
+        for name, (group, copy) in saved.items():
             self.memory.load(new.entries(name, set(self.memory.names(group))), group, copy)
         self._check(new)
 

@@ -40,7 +40,7 @@ TREND_ROWS = 12  # whose mean change is the drift of a series without seasons
 # Whether quantiles are wanted, and the exogenous inputs of later rows are used; the revised value, of a series some
 # rows ago.
 CALL = Record(intervals=int, ahead=int, series=int, age=int, value=float)
-SIZES = "rows series exogenous horizon forgettings seasons longest recent levels angles"
+SIZES = "rows series exogenous changing horizon forgettings seasons longest recent levels angles"
 
 
 def axes(shape: str) -> tuple[str | int, ...]:
@@ -91,6 +91,11 @@ def stacked(sizes: Sizes) -> int:
     return 2 + 4 * sizes["seasons"] if sizes["seasons"] else 0
 
 
+def changed(sizes: Sizes) -> int:
+    """The changes of exogenous inputs: over each season."""
+    return sizes["exogenous"] * sizes["seasons"] * sizes["changing"]
+
+
 def head(features: str, above: str, shape: str = "") -> tuple[Part, ...]:
     """The covariance UDUᵀ of heads: what forgetting has left of their ridge, the turn of its restoration, U and D."""
     return (
@@ -132,6 +137,7 @@ fixed = Group(
     number("STEPS", "levels"),  # by which errors move these quantiles, in mean absolute errors
     number("STACK_RIDGE", "stacked", start=STACK_RIDGE),
     number("EXOGENOUS_RIDGE", "exogenous"),
+    number("CHANGES_RIDGE", "changes"),
 )
 row = Group(
     given,
@@ -233,6 +239,31 @@ exogenous = Group(
     },
     rules=(TURN_RULE,),
 )
+# The other ways to explain by exogenous inputs: heads on their changes over each season.
+changes = Group(
+    given,
+    "changes",
+    number("RING", "kept_inputs exogenous", (-1e101, 1e101)),  # the last inputs, row t at t modulo their number
+    number("VARIANCE", "changes", (0, 1e202)),  # of the changes, around zero
+    *head("changes", "above_changes"),
+    number("W", "series changing_steps changes", power=1),  # of each step, and of the change over the first season
+    number("LOSS", "series horizon ways", (0, MOST), power=1),  # recent absolute errors of each way
+    scratch("INPUTS", "changes"),
+    scratch("WAYS", "ways"),
+    scratch("WEIGHTS", "ways"),
+    scratch("GAIN", "changes"),
+    scratch("RESTORED", "changes_restored changes"),
+    scratch("UNIT", "changes"),
+    sizes={
+        "changes": changed,
+        "above_changes": lambda sizes: triangle(changed(sizes)),
+        "changes_restored": lambda sizes: restored_at_once(changed(sizes), OPTIONS.fields["exogenous"].start),
+        "kept_inputs": lambda sizes: sizes["longest"] + 2 if changed(sizes) else 0,
+        "changing_steps": lambda sizes: sizes["horizon"] + 1,
+        "ways": lambda sizes: 3 if changed(sizes) else int(sizes["exogenous"] > 0),
+    },
+    rules=(TURN_RULE,),
+)
 COUNTS = Record(
     rows=Field(int, bounds=(0, MOST_ROWS)),
     outliers=int,  # values that were implausible
@@ -303,4 +334,4 @@ shared = Group(
         Rule("JUDGED", "numbers of rows", errors_have_rows),
     ),
 )
-GROUPS = (plan, fixed, row, heads, stack, exogenous, shared)
+GROUPS = (plan, fixed, row, heads, stack, exogenous, changes, shared)

@@ -5,31 +5,35 @@ from __future__ import annotations
 import math
 
 from sepsa.stream.forecast.kernels.choice import RECENT, choose, follow_candidates, follow_seasons, learn_stack, smooth
+from sepsa.stream.forecast.kernels.explain import (
+    explain,
+    follow_inputs,
+    input_gains,
+    learn_explained,
+    learn_seasonal_change,
+    look,
+)
 from sepsa.stream.forecast.kernels.heads import (
     FIRST_ROWS,
     add_forecasts,
     best_losses,
-    dot,
     fill,
-    gains,
-    learn_error,
     learn_inputs,
     learn_targets,
     revise_step,
 )
-from sepsa.stream.forecast.kernels.parts import JOINT, exogenous, fixed, given, row, shared, size, stack
+from sepsa.stream.forecast.kernels.parts import JOINT, fixed, given, row, shared, size, stack
 from sepsa.stream.kernels.compilation import called, kernel
 from sepsa.stream.kernels.robust import HUGE
 
 FAR_ERRORS = 30.0  # typical errors of step 1 beyond which a value is implausible
 LARGEST_VALUE = 1e6  # to which standardized values of the first rows are bounded
-CLIPPED = 8.0  # standard deviations to which exogenous inputs are bounded
 OVERLAP = 12.0  # steps ahead from which the size of errors is remembered in proportion to the step
 CHANGE = 16.0  # factor by which the spread of a series leaves its scale before the scale follows
 
 
 @called
-def accept(model, i, t):
+def accept(model, i, t, now):
     """Standardize the values of row t; missing and implausible ones are replaced by the forecast, not learned.
 
     A value that agrees with an implausible one just before it is accepted, and so is the next after a few of them.
@@ -37,10 +41,9 @@ def accept(model, i, t):
     near. In a series whose implausible values were mostly confirmed by the next ones, the first is the last value at
     once, though no head learns it.
     """
-    z, there, inputs = row.views("Z THERE INPUTS", model)
-    W = exogenous.W(model)
-    made, mean, scale, extent, reach, strange, level, spread, odd = shared.views(
-        "MADE MEAN SCALE EXTENT REACH STRANGE LEVEL SPREAD ODD", model
+    z, there = row.views("Z THERE", model)
+    made, base, mean, scale, extent, reach, strange, level, spread, odd = shared.views(
+        "MADE BASE MEAN SCALE EXTENT REACH STRANGE LEVEL SPREAD ODD", model
     )
     least = 0.01  # typical error that is presumed, in standard deviations
     usual = 100.0  # standard deviations up to which a jump is learned, beyond which it is a new level
@@ -51,7 +54,8 @@ def accept(model, i, t):
     for j in range(y.size):
         guess = 0.0
         if t > 0:
-            guess = made[(t - 1) % size.horizon(model), j, 0] + dot(W[j, 0], inputs)
+            at = (t - 1) % size.horizon(model)
+            guess = made[at, j, 0] + explain(model, j, 0, made[at, j, 0], base[at, j], t, now)
         there[j], followed = not math.isnan(y[j]), False
         if there[j]:
             z[j] = (y[j] - mean[j]) / scale[j]
@@ -105,19 +109,17 @@ def follow_quantiles(quantiles, ends, levels, steps, share, e):
 
 
 @called
-def judge(model, t):
+def judge(model, t, now):
     """Learn the errors of the forecasts of row t: their size and quantiles, and what exogenous inputs explain.
 
     A forecast that was made before the first value of its series has no error.
     """
-    levels, steps, ridge = fixed.views("LEVELS STEPS EXOGENOUS_RIDGE", model)
-    z, there, x, since = row.views("Z THERE INPUTS SINCE", model)
-    W, gain, restored, U, D, left, turn, unit = exogenous.views("W GAIN RESTORED U D LEFT TURN UNIT", model)
-    made, ends, judged, typical, quantiles, was_there = shared.views("MADE ENDS JUDGED SIZE QUANTILES THERE", model)
-    H = size.horizon(model)
-    first, forgetting = -1, given.OPTIONS(model).exogenous
-    if x.size > 0:
-        first = gains(U, D, left, ridge, turn, forgetting, x, gain, restored, unit)
+    levels, steps = fixed.views("LEVELS STEPS", model)
+    z, there, since = row.views("Z THERE SINCE", model)
+    made, base, ends, judged, typical, quantiles, was_there = shared.views(
+        "MADE BASE ENDS JUDGED SIZE QUANTILES THERE", model
+    )
+    H, kinds, first = size.horizon(model), size.kinds(model), input_gains(model)
     for j in range(z.size):
         judged[j, 0] += there[j]
         since[j] = 1
@@ -128,42 +130,21 @@ def judge(model, t):
             if not there[j]:
                 continue
             e = z[j] - made[at, j, h]
-            explained = e - dot(W[j, h], x)
-            learn_error(W[j, h], gain, restored, first, explained)
+            explained = e - explain(model, j, h, made[at, j, h], base[at, j], t, now)
+            if kinds > 1:
+                learn_explained(model, j, h, first, t, e)
             before = since[j]
             since[j] += was_there[at, j]
             if judged[j, 0] <= before:
                 continue
             judged[j, h + 1] += 1
-            for kind in range(size.kinds(model)):
+            for kind in range(kinds):
                 off = explained if kind else e
                 follow_quantiles(quantiles[kind, :, j, h], ends[at, kind, :, j, h], levels, steps, share, off)
                 typical[kind, j, h] += max(far, 1.0 / judged[j, h + 1]) * (abs(off) - typical[kind, j, h])
-
-
-@called
-def standardize(model, i):
-    """Standardize the exogenous inputs of row i into INPUTS; a missing one is at its mean."""
-    x = row.INPUTS(model)
-    mean, variance = exogenous.views("MEAN VARIANCE", model)
-    e = given.E(model)[i]
-    for c in range(x.size):
-        value = (e[c] - mean[c]) / math.sqrt(variance[c]) if variance[c] > 0.0 else 0.0
-        x[c] = 0.0 if math.isnan(value) else min(max(value, -CLIPPED), CLIPPED)
-
-
-@called
-def follow_inputs(model, i, t):
-    """Let the moments of the exogenous inputs learn those of row t."""
-    mean, variance = exogenous.views("MEAN VARIANCE", model)
-    e = given.E(model)[i]
-    slowest = 1.0 / 2048
-    rate = max(slowest, 1.0 / (t + 1.0))
-    for c in range(e.size):
-        if not math.isnan(e[c]):
-            off = e[c] - mean[c]
-            mean[c] += rate * off
-            variance[c] += rate * ((1.0 - rate) * off * off - variance[c])
+    for j in range(z.size):
+        if there[j]:
+            learn_seasonal_change(model, j, first, t, now)
 
 
 @called
@@ -173,32 +154,32 @@ def in_units(mean, scale, limits, value):
 
 
 @called
-def publish(model, i, rows):
+def publish(model, i, rows, now):
     """Copy the forecasts of row i, with what exogenous inputs known ahead explain, and quantiles of their errors.
 
     The numbers of errors are beside the quantiles. A series of which no value is known has no forecast.
     """
     limits = fixed.LIMITS(model)
-    x = row.INPUTS(model)
-    W = exogenous.W(model)
+    z = row.Z(model)
     judged, told, quantiles, made, ends, mean, scale, typical, told_ends = shared.views(
         "JUDGED TOLD QUANTILES MADE ENDS MEAN SCALE SIZE TOLD_ENDS", model
     )
     call, H = given.CALL(model), size.horizon(model)
-    at = shared.COUNTS(model).rows % H
+    t, kinds = shared.COUNTS(model).rows, size.kinds(model)
+    at = t % H
     made, ends = made[at], ends[at]
     out, levels = given.OUT(model)[i], size.levels(model)
     for h in range(H):
-        explained = call.ahead != 0 and x.size > 0 and i + 1 + h < rows
+        explained = call.ahead != 0 and kinds > 1 and i + 1 + h < rows
         if explained:
-            standardize(model, i + 1 + h)
+            look(model, i, t, h + 1)
         for j in range(size.series(model)):
             low, high, unit = (limits[0] - mean[j]) / scale[j], (limits[1] - mean[j]) / scale[j], (mean[j], scale[j])
             made[j, h] = min(max(made[j, h], low), high)
-            more = dot(W[j, h], x) if explained else 0.0
+            more = explain(model, j, h, made[j, h], z[j], t + h + 1, now + h + 1) if explained else 0.0
             told[j, h] = in_units(*unit, limits, made[j, h])
             out[j, h] = in_units(*unit, limits, made[j, h] + more) if judged[j, 0] > 0 else math.nan
-            for kind in range(size.kinds(model)):
+            for kind in range(kinds):
                 for v in range(levels):
                     ends[kind, v, j, h] = quantiles[kind, v, j, h] * typical[kind, j, h]
                     told_ends[kind, v, j, h] = in_units(*unit, limits, made[j, h] + ends[kind, v, j, h])
@@ -268,12 +249,12 @@ def learn(model, rows):
     n, H = size.recent(model), size.horizon(model)
     for i in range(rows):
         t = counts.rows
-        standardize(model, i)
-        accept(model, i, t)
-        judge(model, t)
+        now = n + t % n
+        look(model, i, t, 0)
+        accept(model, i, t, now)
+        judge(model, t, now)
         for family in range(JOINT + 1):
             learn_targets(model, family, t)
-        now = n + t % n
         remember(model, t, now)
         learn_stack(model, t, now)
         follow_candidates(model, t, now)
@@ -284,7 +265,7 @@ def learn(model, rows):
         gather_common(model)
         forecast_by_heads(model, t, now)
         choose(model, t, now)
-        publish(model, i, rows)
+        publish(model, i, rows, now)
         follow_inputs(model, i, t)
         counts.rows += 1
         counts.phase += 1
@@ -331,4 +312,17 @@ def revise(model, _):
     if age < n:
         lags[j, t % n] = lags[j, n + t % n] = new
     call.value = mean[j] + scale[j] * new
+    return 0
+
+
+@kernel(cost=1.0, after=learn)
+def explain_ahead(model, rows):
+    """Fill OUT with what the exogenous inputs E of so many rows ahead explain beyond the last forecasts."""
+    made, base = shared.views("MADE BASE", model)
+    H, n, t = size.horizon(model), size.recent(model), shared.COUNTS(model).rows - 1
+    at, now, out = t % H, n + t % n, given.OUT(model)[0]
+    for h in range(rows):
+        look(model, -1, t, h + 1)
+        for j in range(size.series(model)):
+            out[j, h] = explain(model, j, h, made[at, j, h], base[at, j], t + h + 1, now + h + 1)
     return 0

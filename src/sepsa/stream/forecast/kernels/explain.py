@@ -1,0 +1,135 @@
+"""What the exogenous inputs of a row explain of its value, beyond a forecast of it.
+
+Let x be the standardized inputs of row t, d their changes over each season, e the error of the forecast of row t that
+was made h + 1 rows before, and y' the last known value of the first season. There are three ways to explain e: by a
+head of each step on x, aᵀx; by one on d, bᵀd; and by y' + cᵀd less the forecast, where c is the regression of the
+change of the series over the first season on d. The mean of the ways, weighted by recent absolute errors, is used.
+The inputs of row t are the same for all steps, so that x has one covariance, and d another. Without seasons, and in
+states from before the other two, there is the first way alone.
+"""
+
+from __future__ import annotations
+
+import math
+
+from sepsa.stream.forecast.kernels.choice import choice_rate, last_value
+from sepsa.stream.forecast.kernels.heads import RISE, dot, gains, learn_error
+from sepsa.stream.forecast.kernels.parts import changes, exogenous, fixed, given, row, shared, size
+from sepsa.stream.kernels.compilation import called
+from sepsa.stream.kernels.weigh import weigh
+
+CLIPPED = 8.0  # standard deviations to which exogenous inputs are bounded
+STRENGTH = 10.0  # the power of the errors by which ways are weighted
+
+
+@called
+def standardized(off, variance):
+    """A deviation of an exogenous input in standard deviations; that of a missing one is zero."""
+    value = off / math.sqrt(variance) if variance > 0.0 else 0.0
+    return 0.0 if math.isnan(value) else min(max(value, -CLIPPED), CLIPPED)
+
+
+@called
+def slow_rate(t):
+    """The rate at row t of the moments of exogenous inputs."""
+    return max(1.0 / 2048, 1.0 / (t + 1.0))
+
+
+@called
+def look(model, i, t, ahead):
+    """Fill the inputs of the row `ahead` rows after row t, and their changes; row t is row i of the call."""
+    x, periods, E = row.INPUTS(model), fixed.PERIODS(model), given.E(model)
+    mean, variance = exogenous.views("MEAN VARIANCE", model)
+    ring, d, squares = changes.views("RING INPUTS VARIANCE", model)
+    for c in range(x.size):
+        x[c] = standardized(E[i + ahead, c] - mean[c], variance[c])
+    if d.size == 0:
+        return
+    for n in range(0 if ahead > 0 else 1 if t > 0 else len(ring)):  # before the first row all were those of the first
+        for c in range(x.size):
+            ring[(t + n) % len(ring), c] = mean[c] if math.isnan(E[i, c]) else E[i, c]
+    for s in range(periods.size):
+        since = ahead - math.floor(periods[s] + 0.5)
+        for c in range(x.size):
+            before = E[i + since, c] if since > 0 else ring[(t + since) % len(ring), c]
+            change, k = E[i + ahead, c] - before, s * x.size + c
+            if ahead == 0 and not math.isnan(change):
+                squares[k] += slow_rate(t) * (change * change - squares[k])
+            d[k] = standardized(change, squares[k])
+
+
+@called
+def explain(model, j, h, made, last, t, now):
+    """What the inputs explain of series j at row t, beyond the forecast `made` h + 1 rows before, at the value `last`.
+
+    `now` is the place of row t in the lags. WAYS gets what each way says.
+    """
+    ways, weights, losses, d, W = changes.views("WAYS WEIGHTS LOSS INPUTS W", model)
+    if ways.size == 0:
+        return 0.0
+    ways[0] = dot(exogenous.W(model)[j, h], row.INPUTS(model))
+    if ways.size > 1:
+        value, _ = last_value(fixed.PERIODS(model), shared.LAGS(model)[j], h, 1, t, now, last)
+        ways[1] = dot(W[j, h], d)
+        ways[2] = value + dot(W[j, size.horizon(model)], d) - made
+    weigh(losses[j, h], STRENGTH, 1e-300, 0.0, weights)
+    return dot(weights, ways)
+
+
+@called
+def input_gains(model):
+    """Update the covariances by the inputs of a row and by their changes; returns the first coordinates restored."""
+    x, forgetting = row.INPUTS(model), given.OPTIONS(model).exogenous
+    ridge, changes_ridge = fixed.views("EXOGENOUS_RIDGE CHANGES_RIDGE", model)
+    if x.size == 0:
+        return -1, -1
+    gain, restored, U, D, left, turn, unit = exogenous.views("GAIN RESTORED U D LEFT TURN UNIT", model)
+    first = gains(U, D, left, ridge, turn, forgetting, x, gain, restored, unit)
+    d, gain, restored, U, D, left, turn, unit = changes.views("INPUTS GAIN RESTORED U D LEFT TURN UNIT", model)
+    if d.size == 0:
+        return first, -1
+    return first, gains(U, D, left, changes_ridge, turn, forgetting, d, gain, restored, unit)
+
+
+@called
+def learn_explained(model, j, h, first, t, e):
+    """Let each way learn the error e of a forecast of series j at row t, which `explain` has just explained."""
+    gain, restored, W = exogenous.views("GAIN RESTORED W", model)
+    ways, losses = changes.views("WAYS LOSS", model)
+    rate = max(choice_rate(given.OPTIONS(model), h), min(RISE / (t - h), 1.0))
+    for k in range(ways.size):
+        losses[j, h, k] += rate * (abs(e - ways[k]) - losses[j, h, k])
+    learn_error(W[j, h], gain, restored, first[0], e - ways[0])
+    if ways.size > 1:
+        learn_change(model, j, h, first, e - ways[1])
+
+
+@called
+def learn_change(model, j, h, first, e):
+    """Let the head of a step on changes learn an error."""
+    gain, restored, W = changes.views("GAIN RESTORED W", model)
+    learn_error(W[j, h], gain, restored, first[1], e)
+
+
+@called
+def learn_seasonal_change(model, j, first, t, now):
+    """Let the regression of the change of series j over the first season learn row t."""
+    d, W = changes.views("INPUTS W", model)
+    if d.size > 0:
+        season, H = math.floor(fixed.PERIODS(model)[0] + 0.5), size.horizon(model)
+        if t >= season:
+            change = row.Z(model)[j] - shared.LAGS(model)[j, now - season]
+            learn_change(model, j, H, first, change - dot(W[j, H], d))
+
+
+@called
+def follow_inputs(model, i, t):
+    """Let the moments of the exogenous inputs learn those of row t."""
+    mean, variance = exogenous.views("MEAN VARIANCE", model)
+    e = given.E(model)[i]
+    rate = slow_rate(t)
+    for c in range(e.size):
+        if not math.isnan(e[c]):
+            off = e[c] - mean[c]
+            mean[c] += rate * off
+            variance[c] += rate * ((1.0 - rate) * off * off - variance[c])
