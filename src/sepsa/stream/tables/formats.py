@@ -107,7 +107,7 @@ class TextReader(TableReader, Records):
         raise NotImplementedError
 
     def position_before(self, line: int) -> Position:
-        return self.records.position(line)
+        return self.position(line)
 
     def share(self) -> float | None:
         size = self.source.size
