@@ -18,13 +18,16 @@ FAST := tests/test_goldens.py tests/heads/test_checks.py tests/heads/test_per_ou
 	tests/test_observe.py tests/test_several_heads.py tests/states/test_schema.py tests/stream/test_keyed.py \
 	tests/reproduction/test_networks.py tests/reproduction/test_records.py tests/test_project.py
 
-.PHONY: demo test check portable lint kernels docs dist reproduce clean
+.PHONY: demo test pytest check portable lint kernels docs dist reproduce clean
 
 demo: $(DEMO)/installed
 	$(DEMO)/bin/sepsa demo
 
+# The linters take one core as long as the kernels and the first tests take the others.
 test: $(STAMP)
-	$(MAKE) --jobs=4 lint kernels
+	$(MAKE) --jobs=2 lint pytest
+
+pytest: kernels
 	$(BIN)/pytest -n auto --dist worksteal
 
 check: lint
@@ -34,7 +37,7 @@ check: lint
 portable: $(STAMP) kernels
 	$(BIN)/python tests/portable.py
 
-# One compilation of each numba kernel for all workers of pytest, beside the linters.
+# One compilation of each numba kernel for all workers of pytest.
 kernels: $(STAMP)
 	$(BIN)/sepsa compile --processes 2
 

@@ -52,7 +52,7 @@ numba.njit, numba.carray, numba.extending.intrinsic = njit, carray, intrinsic
 from sepsa import jit, restoration  # noqa: E402
 
 _due = restoration.due
-restoration.due = lambda p, *rest: _due(p, *rest) if p else 0  # compiled code divides by a need of 0, Python does not
+restoration.due = lambda p, *rest, **named: _due(p, *rest, **named) if p else 0  # compiled code may divide by 0
 
 from sepsa.heads.backends import numba_kernels  # noqa: E402
 from sepsa.stream.kernels import views  # noqa: E402
