@@ -20,6 +20,7 @@ NAMED = {
     "business day": (BUSINESS, 1.0), "week": (SECONDS, WEEK), "month": (MONTHS, 1.0), "quarter": (MONTHS, 3.0),
     "year": (MONTHS, 12.0),
 }  # fmt: skip
+WORDS = {units: word for word, units in NAMED.items()}
 SPARSE = 50  # grid points for each time, beyond which times have no common step
 
 
@@ -72,13 +73,12 @@ class Grid(NamedTuple):
 
     def words(self) -> str:
         """The step in words."""
-        named = {(unit, step): name for name, (unit, step) in NAMED.items()}
-        return named.get((self.unit, self.step)) or f"{self.step:g} {self.unit}"
+        return WORDS.get((self.unit, self.step)) or f"{self.step:g} {self.unit}"
 
     def spelled(self) -> str:
         """The step as the argument `step` has it, or None where that has no word for it."""
-        named = {(unit, step): repr(name) for name, (unit, step) in NAMED.items()}
-        return named.get((self.unit, self.step)) or (f"{self.step:g}" if self.unit == SECONDS else "None")
+        word = WORDS.get((self.unit, self.step))
+        return repr(word) if word or self.unit != SECONDS else f"{self.step:g}"
 
 
 def days_in(month: np.datetime64) -> int:
@@ -141,12 +141,10 @@ def monthly(at: Floats) -> Grid | None:
     apart = np.diff(months.astype(np.int64))
     if apart.min() < 1 or not (np.ptp(day) <= 3 or day.min() >= 25):
         return None
-    origin = float(at[0])
+    origin, step = float(at[0]), int(np.gcd.reduce(apart))
     if np.ptp(day) > 0 and day.max() >= 27:  # the last day of each month: count from a month of 31 days
-        origin += float(30 - day[0]) * DAY
-        if month_of(origin) != month_of(float(at[0])):
-            return Grid(MONTHS, float(np.gcd.reduce(apart)), end_of_long_month(float(at[0]), int(np.gcd.reduce(apart))))
-    return Grid(MONTHS, float(np.gcd.reduce(apart)), origin)
+        origin = end_of_long_month(origin, step)
+    return Grid(MONTHS, float(step), origin)
 
 
 def end_of_long_month(at: float, step: int) -> float:
