@@ -316,6 +316,17 @@ def test_a_value_that_is_missing_after_a_checkpoint_does_not_hinder_the_next(tmp
     assert "120 rows (20 now)" in run(table(source, rows), *OPTIONS, *files).stderr
 
 
+@pytest.mark.parametrize("count", [100, 600])
+def test_rows_without_a_value_do_not_count_as_forecast_without_error(count, tmp_path):
+    rows = [line if i % 3 else line.split(",")[0] + ",,,1" for i, line in enumerate(lines(count))]
+    result = run(table(tmp_path / "t.csv", rows), *OPTIONS, "--predictions", tmp_path / "p.csv")
+    made = [list(map(float, row[1:3])) for row in list(csv.reader((tmp_path / "p.csv").read_text().splitlines()))[1:-1]]
+    values = [list(map(float, row.split(",")[1:3])) if i % 3 else [math.nan] * 2 for i, row in enumerate(rows)]
+    errors = np.abs(np.array(values[1:]) - made).mean(1)
+    said = float(re.search("mean absolute error ([0-9.]+)", result.stderr)[1])
+    assert said == pytest.approx(np.nanmean(errors), rel=0.02)  # each window of 256 rows counts alike
+
+
 def test_a_row_with_a_target_replaces_the_one_that_waits_for_it(tmp_path):
     """Blocks of rows as they come while a file grows; the hours that are not yet there stay ahead."""
     model = ForecastTable(("y",), time="date", inputs=("x",), known_ahead=True, horizon=3, lags=4)

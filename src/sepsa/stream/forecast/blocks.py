@@ -238,7 +238,8 @@ class BlockHistory:
                 continue
             most, again = 2 * count > (~np.isnan(block[:, j])).sum(), (self.count[-2, :, j] < 0).sum() >= several
             if count >= several and (most or again):
-                self._tell(j, f"{count} of {self.every} values are far outside all before, and learned as a new level")
+                what = f"{count} of {self.every} values are far outside all before, and learned as a new level"
+                self.found.append((j, self.point, what))
             else:
                 block[far, j] = np.nan
                 self.count[-1, far, j] = -1
@@ -254,11 +255,7 @@ class BlockHistory:
         tiny = known[-2:].all(0) & (size[-2:].max(0) < TINY * least) & known[:-2].any(0)
         for j in np.flatnonzero(tiny).tolist():
             share = size[-2:, j].mean() / size[:-2][known[:-2, j], j].mean()
-            self._tell(j, f"{2 * self.every} values are {share:.1g} of the size of those before")
-
-    def _tell(self, series: int, what: str) -> None:
-        """Remember what is strange at the last row of a series."""
-        self.found.append((series, self.point, what))
+            self.found.append((j, self.point, f"{2 * self.every} values are {share:.1g} of the size of those before"))
 
     def _planned(self) -> BlockPlan:
         """The plan, made when the first block is complete."""
@@ -400,15 +397,17 @@ class BlockHistory:
         NaN where inputs that are known ahead have not come, unless these are all that are asked for: `whole`.
         """
         m, q, H = self.settings.series, self.settings.exogenous, self.settings.horizon
-        empty = np.full((m, H), np.nan)
-        quantiles = np.full((KNOWN, m, H), np.nan)
+        made, quantiles = np.full((m, H), np.nan), np.full((KNOWN, m, H), np.nan)
         ahead = np.full((H, q), np.nan)
         if block == self.newest:
             ahead[: self.every] = self.E[-1][:H]
         slots = np.asarray(numbers, np.int64) - block * self.every
         ahead[slots[slots < H]] = E[slots < H]
-        if self.ahead and q and not whole and self._last_slot(block, slots) < H - 1:
-            return empty, quantiles
+        came = (
+            int(self._numbers(self.point)) - block * self.every
+        )  # the slot of the last row, counted on from the first
+        if self.ahead and q and not whole and max(came, slots.max(initial=-1)) < H - 1:
+            return made, quantiles
         if self.plan is None or self.blocks < LEAST:
             made = self._last_values(block)
         else:
@@ -423,11 +422,6 @@ class BlockHistory:
             sides = np.sign(LEVELS - 0.5)[:, None, None]  # an interval holds the forecast, whatever a few errors say
             quantiles[:-1] = np.clip(made + sides * np.maximum(sides * ends, 0), *self.settings.bounds)
         return np.clip(made, *self.settings.bounds), quantiles
-
-    def _last_slot(self, block: int, slots: Any) -> int:
-        """The last slot of a block, counted on from its first, of which a row has come, or is among these."""
-        number = int(self._numbers(self.point)) - block * self.every
-        return int(max(number, slots.max(initial=-1)))
 
     def _answer(self, row: Floats) -> Floats:
         """The learner's forecasts (m, H)."""
@@ -468,12 +462,8 @@ class BlockHistory:
             "place": [self.point, self.rows, self.blocks, self.newest, int(self.closed), self.assumed],
             "dropped": self.dropped,
             "start": self.start,
-            "Y": packed(self.Y),
-            "E": packed(self.E),
-            "count": self.count.copy(),
-            "seen": packed(self.seen),
-            "residuals": self.residuals.copy(),
-            "missed": self.missed.copy(),
+            **{name: packed(getattr(self, name)) for name in ("Y", "E", "seen")},
+            **{name: getattr(self, name).copy() for name in ("count", "residuals", "missed")},
             "learner": None if self.learner is None else self.learner.state_dict(),
         }
         return {

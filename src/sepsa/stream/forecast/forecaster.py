@@ -602,7 +602,8 @@ class SepSAForecaster(Saves):
         low, high = interval(quantiles, coverage, self._limits)
         return self._labelled([list(zip(*ends, strict=True)) for ends in zip(low.tolist(), high.tolist(), strict=True)])
 
-    def _forecast(self, horizon: int | None, xs: Ahead | None = None) -> tuple[Floats, Floats]:
+    def _forecast(self, horizon: int | None, xs: Ahead | None = None, E: Floats | None = None) -> tuple[Floats, Floats]:
+        """The forecasts (m, steps) and their quantiles; inputs ahead are `xs`, or E in the order of their names."""
         steps = self._check_horizon(horizon)
         with self._lock:
             if self._model is None:
@@ -612,10 +613,12 @@ class SepSAForecaster(Saves):
                     f"the {self.horizon} rows that are forecast every {self.every} rows have come: the next forecast "
                     "is made when the block is complete"
                 )
-            given = list(xs or ())[: steps if self.every == 1 else None]
-            rows = [in_order("xs", self._inputs, *read_inputs(x)) for x in given]
-            self._history.check_ahead(len(rows))
-            made, quantiles = self._model.forecast(np.array(rows).reshape(len(rows), len(self._inputs)))
+            if E is None:
+                rows = [in_order("xs", self._inputs, *read_inputs(x)) for x in xs or ()]
+                E = np.array(rows).reshape(len(rows), len(self._inputs))
+            E = E[:steps] if self.every == 1 else E
+            self._history.check_ahead(len(E))
+            made, quantiles = self._model.forecast(E)
             return made[:, :steps], quantiles[..., :steps]
 
     def _labelled(self, series: list[list[Value]]) -> list[Value] | list[dict[Hashable, Value]]:
@@ -730,8 +733,7 @@ class SepSAForecaster(Saves):
         shares = [check_coverage(share) for share in np.atleast_1d(asked).tolist()]
         levels = [check_coverage(level, "quantiles") for level in quantiles or ()]
         steps = self._check_horizon(horizon if self.every == 1 else None)  # a block has the inputs of all its rows
-        xs = None if X is None else self._rows_ahead(X, steps)
-        made, known = self._forecast(horizon, xs)
+        made, known = self._forecast(horizon, E=self._rows_ahead(X, steps))
         forecast = self._framed(made)
         if coverage is None and quantiles is None:
             return forecast
@@ -740,8 +742,10 @@ class SepSAForecaster(Saves):
             return (forecast, *ends[shares[0]])
         return forecast, ends | {level: self._framed(quantile(known, level, self._limits)) for level in levels}
 
-    def _rows_ahead(self, X: ArrayLike, steps: int) -> list[dict[Hashable, float]]:
-        """The exogenous inputs of rows to forecast by name."""
+    def _rows_ahead(self, X: ArrayLike | None, steps: int) -> Floats | None:
+        """The exogenous inputs of rows to forecast, in the order of their names."""
+        if X is None:
+            return None
         table = read_table("X", X)
         if len(table.values) > steps:
             raise ValueError(f"X must have at most the {steps} rows that are forecast, got {len(table.values)}")
@@ -752,8 +756,7 @@ class SepSAForecaster(Saves):
                         f"X must have the times of the rows ahead, {self._clock.ahead(h)} in row {h - 1}, got "
                         f"{self._clock.label(at)}: give these rows, or an array, which has no times"
                     )
-        values = arranged("X", self._inputs, table)
-        return [dict(zip(self._inputs, row, strict=True)) for row in values.tolist()]
+        return arranged("X", self._inputs, table)
 
     def _framed(self, values: Floats) -> Any:
         """Values (m, H) in the shape of the rows that were learned."""
@@ -780,8 +783,8 @@ class SepSAForecaster(Saves):
             X: Exogenous inputs of these rows.
         """
         values = read_table("y", y).values
-        made = self._forecast(len(values))[0].T if X is None else np.asarray(self.predict(len(values), X))
-        return float(np.nanmean(np.abs(values - made.reshape(values.shape))))
+        made, _ = self._forecast(len(values), E=self._rows_ahead(X, self._check_horizon(None)))
+        return float(np.nanmean(np.abs(values - made.T)))
 
     def plot(
         self, series: Hashable | None = None, *, coverage: Sequence[float] = (0.9, 0.5), ax: Axes | None = None

@@ -104,13 +104,8 @@ class ForecastRun(StreamRun):
         return self.position if first < block.lines[0] else self.table.position_before(first)
 
     def _check_ahead(self) -> None:
-        """Raise an error where the block is forecast no further, or inputs known ahead are not in the table."""
+        """Raise an error where inputs known ahead are not in the table."""
         model, rows = self.model, len(self.model.forecaster.times())
-        if not rows:
-            raise TableError(
-                f"the {model.horizon} rows that are forecast every {model.every} rows have come: the next forecast is "
-                "made when the block is complete"
-            )
         if model.every > 1 and model.known_ahead and model.inputs and len(model.ahead) < rows:
             raise Misuse(
                 f"--known-ahead with --every {model.every} needs {rows} rows without a target at the end, with the "
@@ -188,8 +183,6 @@ def beside_naive(model: ForecastTable) -> list[str]:
 
 def write_page(path: Path, source: str, model: ForecastTable) -> None:
     """Write a page with a fan chart for each series, which needs no network."""
-    if not model.trace.rows:
-        raise TableError(f"{source} has learned no rows: nothing to draw")
     forecaster = model.forecaster
     made, ends = forecaster.predict(X=model.ahead_inputs(), coverage=(0.9, 0.8, 0.5))
     bands = [np.stack(pair, -1) for pair in ends.values()]

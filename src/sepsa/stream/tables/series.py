@@ -104,7 +104,7 @@ class ForecastTable(SeriesOptions):
         before = np.vstack([self.next, made[:-1, 0]])
         there = ~np.isnan(Y - before)
         total = np.where(there, np.abs(Y - before), 0.0).sum(1)
-        self.trace.add(np.minimum(total / np.maximum(there.sum(1), 1), 1e300))
+        self.trace.add(np.where(there.any(1), np.minimum(total / np.maximum(there.sum(1), 1), 1e300), -1.0))
         self.next = made[-1, 0].copy()
         if self.every > 1 and self.known_ahead and 0 < len(self.forecaster.times()) <= len(self.ahead):
             self.next = self.forecaster.predict(X=self.ahead_inputs())[0].copy()

@@ -36,13 +36,20 @@ class ErrorTrace:
     alarm_count: int = 0
 
     def add(self, errors: Floats) -> None:
-        """Add the errors of further rows."""
+        """Add the errors of further rows, -1 for one that is not known."""
         self.rows += len(errors)
         waiting = np.concatenate([self.open, errors])
         complete = len(waiting) // WINDOW
         for window in waiting[: complete * WINDOW].reshape(complete, WINDOW):
-            self._close(float(window.sum()))
+            self._close(self._sum(window))
         self.open = waiting[complete * WINDOW :].copy()
+
+    def _sum(self, errors: Floats) -> float:
+        """The sum of errors; those that are not known count as the mean of the others."""
+        known = errors[errors >= 0]
+        if len(known) == len(errors):
+            return float(errors.sum())
+        return len(errors) * (float(known.mean()) if len(known) else self.level)
 
     def _close(self, total: float) -> None:
         self.total += total
@@ -70,7 +77,7 @@ class ErrorTrace:
     @property
     def mean(self) -> float:
         """The mean error of all rows."""
-        return (self.total + float(self.open.sum())) / self.rows if self.rows else math.nan
+        return (self.total + self._sum(self.open)) / self.rows if self.rows else math.nan
 
     @property
     def recent(self) -> float:
@@ -93,7 +100,7 @@ class ErrorTrace:
             setattr(out, name, new.integer(name, 1 if name == "span" else 0))
         for name in ("total", "level", "spread"):
             setattr(out, name, new.number(name, 0.0))
-        out.open = new.array("open", (None,), low=0.0)
+        out.open = new.array("open", (None,), low=-1.0)
         for name in ("points", "part"):
             setattr(out, name, new.items(name).numbers(0.0))
         alarms = new.items("alarms")
