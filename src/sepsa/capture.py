@@ -197,14 +197,18 @@ class GraphStep:
         if observer is None or observer.samples_per_epoch is None or observer.is_frozen():
             yield order
             return
-        ranks = 1 if self.group is None else distributed.size_of(self.group)
-        n = ranks * order.shape[1] * observer.rows_per_sample
+        n = self._rows(order, observer)
         first = min(max(0, observer.samples_per_epoch - observer.samples) // n, len(order))  # in the first epoch
         for part in (order[:first], order[first:]):
             if len(part):
                 observer.remember_one_epoch(n)
                 yield part
-                observer.count(ranks * order.shape[1] * observer.rows_per_sample * len(part))
+                observer.count(self._rows(order, observer) * len(part))  # the first step tells the rows of a sample
+
+    def _rows(self, order: Tensor, observer: Observer) -> int:
+        """How many rows of all ranks the head learns in a step."""
+        ranks = 1 if self.group is None else distributed.size_of(self.group)
+        return ranks * order.shape[1] * observer.rows_per_sample
 
     def _run(self, inputs: Tensor, targets: Tensor, order: Tensor) -> None:
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
@@ -219,8 +223,7 @@ class GraphStep:
         """How many steps may run before the solver is prepared again; None: any number."""
         if self.observer is None or not hasattr(self.solver, "replays"):
             return None
-        ranks = 1 if self.group is None else distributed.size_of(self.group)
-        steps: int | None = cast(Any, self.solver).replays(ranks * order.shape[1] * self.observer.rows_per_sample)
+        steps: int | None = cast(Any, self.solver).replays(self._rows(order, self.observer))
         return steps
 
     def _replay(self, inputs: Tensor, targets: Tensor, order: Tensor, head: Hashable) -> None:

@@ -16,7 +16,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -35,13 +35,6 @@ _DTYPES = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
 )
-
-
-@runtime_checkable
-class LearnsMoments(Protocol):
-    """A solver to which rows with equal second moments, those of a column of ones included, are equal."""
-
-    learns_moments: bool
 
 
 class Samples(NamedTuple):

@@ -116,7 +116,7 @@ def checked_solver(given: Any) -> HeadSolver:
     return given
 
 
-def refuse_same_names(base: Any, **given: Any) -> None:
+def refuse_same_names(base: Any, given: dict[str, Any]) -> None:
     """Raise an error for a given argument of SepSA that is also an option of the class `base`."""
     options = inspect.signature(base).parameters if isinstance(base, type) else {}
     for name, value in given.items():

@@ -151,8 +151,8 @@ class SepSA(SavedWithHeads, Generic[S]):
         given: Any = base
         if isinstance(given, SepSA) or (isinstance(given, type) and issubclass(given, SepSA)):
             raise ValueError("base must be the body's own optimizer, got a SepSA")
-        refuse_same_names(base, head=head, solver=solver, samples_per_epoch=samples_per_epoch)
-        refuse_same_names(base, forget_per=forget_per != "update", process_group=process_group != "auto", anneal=anneal)
+        own = {"head": head, "solver": solver, "samples_per_epoch": samples_per_epoch, "anneal": anneal}
+        refuse_same_names(base, own | {"forget_per": forget_per != "update", "process_group": process_group != "auto"})
         self.base = build_base(model, heads, base, base_options)
         self.model = model
         self._several = is_collection(head)

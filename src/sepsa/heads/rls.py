@@ -82,7 +82,8 @@ class RLS(HeldByBackend):
         (torch.Size([3, 1]), torch.Size([3, 1]))
     """
 
-    learns_moments = True  # rows with equal second moments are equal to it: see sepsa.distributed
+    # Rows with equal second moments, those of a column of ones included, are equal to it: see `sepsa.distributed`.
+    learns_moments = True
     forgets = True  # in the next update; see `sepsa.heads.Forgets`
     _ratio = 1.0  # of `anneal`
 

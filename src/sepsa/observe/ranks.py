@@ -46,7 +46,7 @@ def _learn_from_all(
 
     `offered` is the number of rows from which this rank's samples were drawn.
     """
-    moments = isinstance(observer.solver, distributed.LearnsMoments) and observer.solver.learns_moments
+    moments = getattr(observer.solver, "learns_moments", False)
     samples, offered = distributed.gather(group, own, error, moments, offered)
     if observer.start_together(group) and observation is not None:
         start = observer.checkpoint(statistics=False).state  # which a failed batch does not undo

@@ -11,6 +11,7 @@ the table decides for the others.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import os
@@ -226,11 +227,9 @@ def _checked(backend: str | None) -> str | None:
     return backend
 
 
+@functools.cache
 def _installed(package: str) -> bool:
-    if package not in _found:
-        _found[package] = importlib.util.find_spec(package) is not None
-    return _found[package]
+    return importlib.util.find_spec(package) is not None
 
 
-_found: dict[str, bool] = {}
 _forced: str | None = _checked(os.environ.get("SEPSA_BACKEND") or None)

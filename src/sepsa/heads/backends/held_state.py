@@ -99,11 +99,14 @@ class HeldByBackend(ExactArithmetic):
         kind = weight.device.type, prior.dtype, prior.shape[1], len(prior), rows
         return UpdateSize(*kind, head_dtype=weight.dtype, contiguous=weight.is_contiguous())
 
+    def _lies(self) -> tuple[int, int | None]:
+        """The addresses of the head's parameters."""
+        weight, bias = own_parameters(self._head())
+        return weight.data_ptr(), None if bias is None else bias.data_ptr()
+
     def _backend_for(self, rows: int) -> Backend:
         """The backend of an update of this many rows, which continues from the state of the one before."""
-        linear = self._problem.linear
-        weight, bias = own_parameters(linear)
-        place = weight.data_ptr(), None if bias is None else bias.data_ptr(), choose.forced()
+        place = *self._lies(), choose.forced()
         moved = place != self._place  # another device, dtype or memory of the head
         if moved or self._chosen.get(rows) != self._backend.name:
             state, counters = self._read()
@@ -134,10 +137,11 @@ class HeldByBackend(ExactArithmetic):
 
     def checkpoint(self) -> Any:
         """Return what `rollback` needs to undo the next update: references and small copies of the state."""
-        place, (weight, _) = self._place, own_parameters(self._head())
         # This runs at every step, and `_read` costs as much as the copies.
-        if not place or weight.data_ptr() != place[0]:
+        if self._place[:2] != self._lies():
             self._read()
+            if self._place:  # in other memory of the same device
+                self._backend_for(1)
         return self._eager().checkpoint(), self._choice
 
     def rollback(self, checkpoint: Any) -> None:

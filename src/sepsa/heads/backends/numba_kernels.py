@@ -130,10 +130,9 @@ def _pointer(context, address):
     return types.voidptr(types.intp), generate
 
 
-# The matrices of a head's memory in their order. Those up to `copied` are the memory of a `Snapshot`: the state, the
-# head of that time, and as its last number whether it is a copy yet. Those from Z on are buffers.
-Parts = namedtuple("Parts", "T W energy left counters head H copied prior ridge Z C D rows")
-SNAPSHOT = 8  # matrices
+# The matrices of a head's memory in their order. The first six are the state, of which H is there where something is
+# gathered in it; those from Z on are buffers.
+Parts = namedtuple("Parts", "T W energy left counters H prior ridge Z C D rows")
 
 
 def shapes_of(p: int, m: int) -> Parts:
@@ -144,9 +143,7 @@ def shapes_of(p: int, m: int) -> Parts:
         energy=(1, m),
         left=(1, p),
         counters=(1, 5),
-        head=(m, p),
         H=(p, p),
-        copied=(1, 1),
         prior=(m, p),
         ridge=(1, p),
         Z=(p + m, p),
@@ -161,11 +158,11 @@ def block_shapes_of(n: int, p: int, m: int) -> tuple[tuple[int, int], ...]:
     return (n, p), (n, m), (p, n), (m, n)
 
 
-def length_of(shapes: Sequence[tuple[int, int]], count: int) -> int:
-    """How many numbers the first `count` matrices of these shapes have."""
+def length_of(shapes: Sequence[tuple[int, int]]) -> int:
+    """How many numbers matrices of these shapes have."""
     total = 0
-    for i in range(count):
-        total += shapes[i][0] * shapes[i][1]
+    for shape in shapes:
+        total += shape[0] * shape[1]
     return total
 
 
@@ -333,25 +330,11 @@ def count_update(counters, lam, samples, cursor, pending, growth):
 
 
 @compiled
-def save(memory, shapes, weight, bias, pending, saved):
-    """Copy the state, with H where something is gathered in it, and the head to the memory of a snapshot."""
-    (m, k), head = weight.shape, views(memory, shapes).head
-    for o in range(m):
-        for j in range(k):
-            head[o, j] = weight[o, j]
-        if k < head.shape[1]:
-            head[o, k] = bias[o]
-    end = length(shapes, SNAPSHOT - 1 if pending else SNAPSHOT - 2)
-    saved[:end] = memory[:end]
-    saved[-1] = 1.0
-
-
-@compiled
-def learn(memory, shapes, block, weight, bias, samples, lam_error, saved):
+def learn(memory, shapes, block, weight, bias, samples, lam_error):
     """Learn the rows Φ (n, p), Y (n, m), already scaled by the roots of their weights, which sum to `samples`.
 
     `block` is Φ, Y and buffers for F and E; `weight` and `bias` are the head's own. `lam_error` has the forgetting, and
-    gets the sum of the squared errors before. `saved`, a `Snapshot`, gets the state before, if it lacks it.
+    gets the sum of the squared errors before.
     """
     (Phi, Y, F, E), part = block, views(memory, shapes)
     (n, p), m, lam = Phi.shape, Y.shape[1], lam_error[0]
@@ -394,8 +377,6 @@ def learn(memory, shapes, block, weight, bias, samples, lam_error, saved):
         return NOT_FINITE
 
     # From here on nothing can fail, so the state changes.
-    if saved.size and saved[-1] == 0.0:
-        save(memory, shapes, weight, bias, counters[PENDING] != 0.0, saved)
     if in_place:
         step_root(T, f, u, 1.0 + size)
     elif absorbed:
@@ -414,15 +395,15 @@ def learn(memory, shapes, block, weight, bias, samples, lam_error, saved):
 def update(heads, rows, weight, x, y, samples, lam_error):
     """Let one head after the other learn the same rows. Returns the worst outcome; the last column of `heads` has each.
 
-    `heads` (J, 5) are the addresses of each head's memory, weight, bias, and of memory for what is there before, the
-    latter two or 0; all have the dtype and the shape of `weight`. x and y are the addresses of features and targets in
-    this dtype, of which the rows are made, or 0. `samples` is the sum of the rows' weights. `lam_error` (J, 2) has
-    the forgetting of each head, and gets the sum of its squared errors before it learns the rows.
+    `heads` (J, 4) are the addresses of each head's memory, weight, and bias or 0; all have the dtype and the shape of
+    `weight`. x and y are the addresses of features and targets in this dtype, of which the rows are made, or 0.
+    `samples` is the sum of the rows' weights. `lam_error` (J, 2) has the forgetting of each head, and gets the sum of
+    its squared errors before it learns the rows.
     """
     m, k = weight.shape
     p = k + (1 if heads[0, 2] else 0)
     own_shapes, worst = shapes(p, m), LEARNED
-    size, kept = length(own_shapes, len(own_shapes)), length(own_shapes, SNAPSHOT)
+    size = length(own_shapes)
     block = views(rows, block_shapes(rows.size // (2 * (p + m)), p, m))
     if x:
         read_rows(x, y, weight, block[0], block[1])
@@ -430,7 +411,6 @@ def update(heads, rows, weight, x, y, samples, lam_error):
         memory = carray(_pointer(heads[j, 0]), size, np.float64)
         own = carray(_pointer(heads[j, 1]), (m, k), weight.dtype)
         bias = carray(_pointer(heads[j, 2]), m if p > k else 0, weight.dtype)
-        saved = carray(_pointer(heads[j, 3]), kept if heads[j, 3] else 0, np.float64)
-        heads[j, 4] = learn(memory, own_shapes, block, own, bias, samples, lam_error[j], saved)
-        worst = max(worst, heads[j, 4])
+        heads[j, 3] = learn(memory, own_shapes, block, own, bias, samples, lam_error[j])
+        worst = max(worst, heads[j, 3])
     return worst

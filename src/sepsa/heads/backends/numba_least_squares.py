@@ -5,9 +5,8 @@ Loaded only where numba is installed; the first call in a fresh cache compiles f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
-from weakref import ref
 
 import numpy as np
 import torch
@@ -17,7 +16,6 @@ from torch.autograd.graph import increment_version
 from sepsa.heads.backends.choose import Counters, Problem
 from sepsa.heads.backends.numba_kernels import (
     LEARNED,
-    SNAPSHOT,
     TOO_LARGE,
     Parts,
     block_shapes_of,
@@ -27,7 +25,6 @@ from sepsa.heads.backends.numba_kernels import (
     update,
 )
 from sepsa.heads.backends.torch_least_squares import TorchBackend
-from sepsa.heads.base.parameters import join
 from sepsa.heads.math.least_squares import PENDING, LeastSquaresState
 from sepsa.jit import announce_compilation
 
@@ -46,33 +43,21 @@ Rows: TypeAlias = tuple[Block, int, int, float]  # a block, the addresses of fea
 
 
 class Snapshot:
-    """A state and its head at some time; as a tuple it is the state, its counters and the head (m, p).
+    """A copy of a state and its head; as a tuple it is the state, its counters and the head (m, p).
 
-    What a step keeps in case it fails. It becomes a copy when the state changes: the kernel makes it, or `fill`. The
-    last number of its memory tells whether it is one.
+    What a step keeps in case it fails; views are made only then.
     """
 
-    __slots__ = ("__weakref__", "backend", "memory")
-
-    def __init__(self, backend: NumbaBackend, memory: Any) -> None:
-        self.backend, self.memory = backend, memory
-
-    def fill(self) -> None:
-        """Copy the state as it is, unless the kernel has copied that of before."""
-        if not self.memory[-1]:
-            backend = self.backend
-            backend.parts.head.copy_(join(backend.linear))  # it may have another dtype since
-            self.memory[:-1] = backend.memory[: self.memory.size - 1]
-            self.memory[-1] = 1.0
+    def __init__(self, memory: Any, weight: Any, bias: Any) -> None:
+        self.memory, self.weight, self.bias = memory, weight, bias
 
     def __iter__(self) -> Iterator[Any]:
-        self.fill()
-        m, p = self.backend.state.W.shape
-        T, W, energy, left, counters, head, H, _ = split(torch.from_numpy(self.memory), shapes_of(p, m)[:SNAPSHOT])
-        own = counters[0].numpy()
-        yield LeastSquaresState(T, W, H if own[PENDING] else None, energy[0], left[0])
-        yield own.copy()
-        yield head
+        m, p = len(self.weight), self.weight.shape[1] + bool(self.bias.size)
+        memory, shapes = torch.from_numpy(self.memory), shapes_of(p, m)[:6]
+        T, W, energy, left, counters, *H = split(memory, shapes if len(memory) == length_of(shapes) else shapes[:5])
+        yield LeastSquaresState(T, W, H[0] if H else None, energy[0], left[0])
+        yield counters[0].numpy().copy()
+        yield torch.from_numpy(np.column_stack([self.weight, self.bias.reshape(m, -1)]))
 
 
 class NumbaBackend(TorchBackend):
@@ -87,8 +72,8 @@ class NumbaBackend(TorchBackend):
         (m, p), self.k = state.W.shape, problem.linear.in_features
         self.outputs = m
         shapes = shapes_of(p, m)
-        self.end = length_of(shapes, SNAPSHOT)
-        memory = state.T.new_zeros(length_of(shapes, len(shapes)))
+        self.ends = length_of(shapes[:5]), length_of(shapes[:6])  # of the state, without and with H
+        memory = state.T.new_zeros(length_of(shapes))
         part = self.parts = Parts._make(split(memory, shapes))
         own = LeastSquaresState(part.T, part.W, part.H, part.energy[0], part.left[0])
         super().__init__(problem, own, part.counters[0].numpy())
@@ -97,9 +82,8 @@ class NumbaBackend(TorchBackend):
         self.weight = weight.numpy()
         self.bias = np.zeros(0, self.weight.dtype) if bias is None else bias.detach().numpy()
         self.dtype = weight.dtype
-        addresses = memory.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), 0, LEARNED
+        addresses = memory.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), LEARNED
         self.heads, self.lam_error = np.array([addresses], np.intp), np.ones((1, 2))  # as `update` takes them
-        self.snapshot: Callable[[], Snapshot | None] = lambda: None  # the last one, while somebody has it
         self._blocks: dict[int, Block] = {}  # by their rows
         self.load(state, counters)
         self.version = weight[:0]  # which shares the counter by which autograd notices changes
@@ -176,7 +160,7 @@ class NumbaBackend(TorchBackend):
     def _block(self, n: int) -> Block:
         m, p = self.state.W.shape
         shapes = block_shapes_of(n, p, m)
-        memory = self.state.T.new_empty(length_of(shapes, len(shapes)))
+        memory = self.state.T.new_empty(length_of(shapes))
         Phi, Y, _, _ = split(memory, shapes)
         block = Block(Phi, Y, memory.numpy())
         if len(self._blocks) == BLOCKS:
@@ -198,30 +182,12 @@ class NumbaBackend(TorchBackend):
         return float(omega.sum())
 
     def checkpoint(self) -> Snapshot:
-        """The state and the head as they are now."""
-        snapshot = self.snapshot()
-        if snapshot is not None and not snapshot.memory[-1]:
-            return snapshot
-        if snapshot is not None or not self.heads[0, 3]:  # else its memory is free
-            self.heads[0, 3] = 0
-            memory = self.state.T.new_empty(self.end)
-            self.saved = memory.numpy()
-            self.heads[0, 3] = memory.data_ptr()
-        self.saved[-1] = 0.0
-        snapshot = Snapshot(self, self.saved)
-        self.snapshot = ref(snapshot)
-        return snapshot
-
-    def read(self) -> tuple[LeastSquaresState, Counters]:
-        """The state and its counters, which other code may change."""
-        if (snapshot := self.snapshot()) is not None:
-            snapshot.fill()
-        return super().read()
+        """The state, its counters and the head as they are now."""
+        end = self.ends[bool(self.counters[PENDING])]
+        return Snapshot(self.memory[:end].copy(), self.weight.copy(), self.bias.copy())
 
     def load(self, state: LeastSquaresState, counters: Counters) -> None:
         """Continue from this state, copied into the array."""
-        if (snapshot := self.snapshot()) is not None:
-            snapshot.fill()
         for mine, other in zip(self.state, state, strict=True):
             if mine is not None and other is not None:
                 mine.copy_(other)
