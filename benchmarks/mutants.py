@@ -292,7 +292,7 @@ MUTANTS = [
            FORECAST),
     Mutant("stream/forecast: seasons", "stream/forecast/seasons.py", " if correlation[k] >= 0.75 * highest)", ")",
            FORECAST),
-    Mutant("stream/tables: a doubled quote", "stream/tables/lexer.py", "delimiter=separator)",
+    Mutant("stream/tables: a doubled quote", "stream/tables/records.py", "delimiter=separator)",
            "delimiter=separator, doublequote=False)", Tests(["tests/breaking/test_rows.py"], "fuzzed_table")),
     Mutant("stream/tables: a changed table", "stream/tables/records.py",
            "if hashlib.sha256(last[len(last) - length :]).hexdigest() != digest:", "if False:", RESUME),
