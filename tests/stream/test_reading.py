@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from breaking.test_files import forged
 from sepsa import cli
-from sepsa.stream.tables.reading import MEANINGS
+from sepsa.stream.tables.reading import SETTINGS
 
 TOWNS = ("Łódź", "Kraków", "Gdańsk")
 
@@ -148,7 +148,7 @@ def test_models_without_the_settings_load(command):
         own["configuration"] = [kind, [entry for entry in entries if entry[0] not in new]]
         assert len(entries) - len(own["configuration"][1]) == len(new)
 
-    new = set(MEANINGS) - {"date_format"}
+    new = set(SETTINGS) - {"date_format"}
     table("t.csv", 0, 50, date="%d.%m.%Y")
     run(f"{command.format('t')} {FIRST[command]} --date-format %d.%m.%Y")
     Path("t.sepsa").write_bytes(forged(of_before, Path("t.sepsa").read_bytes()))
@@ -158,7 +158,7 @@ def test_models_without_the_settings_load(command):
 
 @pytest.mark.parametrize("command", [cli.stream, cli.forecast, cli.predict])
 def test_every_setting_is_an_option_of_every_command_that_reads_a_file(command):
-    assert set(MEANINGS) <= set(signature(command).parameters)
+    assert set(SETTINGS) <= set(signature(command).parameters)
     assert "reading" not in signature(command).parameters
 
 

@@ -152,11 +152,10 @@ def unpacked(name: str, own: object) -> Any:
 def numbered(state_dict: dict[str, Any]) -> dict[str, Any]:
     """The state with parameters by number, where torch.distributed.checkpoint wrote their names."""
     groups: Any = state_dict.get("param_groups")
-    is_list = isinstance(groups, list)
-    if not is_list or not all(isinstance(g, dict) and isinstance(g.get("params"), list) for g in groups):
+    own = isinstance(groups, list) and all(isinstance(g, dict) and isinstance(g.get("params"), list) for g in groups)
+    if not own:
         raise damaged("state_dict['param_groups']", "a list of groups with their params", brief(groups))
-    names = [name for group in state_dict["param_groups"] for name in group["params"]]
-    place = {name: k for k, name in enumerate(names)}
-    groups = [group | {"params": [place[name] for name in group["params"]]} for group in state_dict["param_groups"]]
+    place = {name: k for k, name in enumerate(name for group in groups for name in group["params"])}
+    groups = [group | {"params": [place[name] for name in group["params"]]} for group in groups]
     state = {place.get(name, name): entry for name, entry in state_dict["state"].items()}
     return state_dict | {"param_groups": groups, "state": state}

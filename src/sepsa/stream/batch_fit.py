@@ -61,6 +61,7 @@ BATCHES = (8, 32)
 
 Fold = NDArray[np.intp]  # numbers of rows
 NewLearner = Callable[[int], StreamLearner]  # from a seed
+Draws = tuple[int, list[Fold]]  # the seed of one learner's training, and the order of the rows in each pass
 
 
 class Table(NamedTuple):
@@ -95,17 +96,6 @@ class Schedule(NamedTuple):
         """The numbers of passes to try, so that all trials together visit no more rows than allowed."""
         most = min(self.passes, math.ceil(self.visits / (rows * learners * sum(1 / t for t in TRIALS))))
         return sorted({math.ceil(most / t) for t in TRIALS})
-
-
-class RandomDraws(NamedTuple):
-    """The random numbers of one learner's training, drawn in advance, so that the order of threads does not matter."""
-
-    seed: int
-    orders: list[NDArray[np.intp]]  # of the rows, in each pass
-
-    @classmethod
-    def draw(cls, rng: np.random.RandomState, rows: int, passes: int) -> RandomDraws:
-        return cls(rng.randint(2**31 - 1), [rng.permutation(rows) for _ in range(passes)])
 
 
 class FitResult(NamedTuple):
@@ -208,7 +198,7 @@ def best_trial(
     best: Trial | None = None
     judge = partial(judged, experts=experts, compared=compared, folds=folds)
     for passes in trials:
-        draws = [RandomDraws.draw(rng, len(table.Y) - len(fold), passes) for fold in folds]
+        draws = [drawn(rng, len(table.Y) - len(fold), passes) for fold in folds]
         train_some = partial(train_members, new_network, table, schedule._replace(passes=passes), threads)
         try:
             networks = train_some(folds[:some], draws[:some])
@@ -285,7 +275,7 @@ def train_members(
     schedule: Schedule,
     threads: int,
     folds: list[Fold],
-    draws: list[RandomDraws],
+    draws: list[Draws],
 ) -> list[StreamLearner]:
     """A network for each fold, trained on all other rows."""
 
@@ -306,13 +296,13 @@ def teach_experts(
 ) -> list[StreamLearner]:
     """Learners whose experts have learned all rows but a fold in passes of random order; they need a network."""
     passes = schedule.expert_passes if len(table.Y) < MANY else 1
-    draws = [RandomDraws.draw(rng, len(table.Y) - len(fold), passes) for fold in folds]
+    draws = [drawn(rng, len(table.Y) - len(fold), passes) for fold in folds]
 
     def member(k: int, stop: threading.Event) -> StreamLearner:
-        rest = table.without(folds[k])
-        learner = new_mixture(draws[k].seed)
+        (seed, orders), rest = draws[k], table.without(folds[k])
+        learner = new_mixture(seed)
         learner.fit_scales(*rest)
-        X, Y, weight = rest.rows(np.concatenate(draws[k].orders))
+        X, Y, weight = rest.rows(np.concatenate(orders))
         for some, part in row_parts(X, learner.engine.batch_size):
             if not stop.is_set():
                 learner.learn(part, Y[some], weight[some])
@@ -320,6 +310,11 @@ def teach_experts(
         return learner
 
     return in_threads(member, len(folds), threads)
+
+
+def drawn(rng: np.random.RandomState, rows: int, passes: int) -> Draws:
+    """The random numbers of one learner's training, drawn in advance, so that the order of threads does not matter."""
+    return rng.randint(2**31 - 1), [rng.permutation(rows) for _ in range(passes)]
 
 
 def in_threads(job: Callable[[int, threading.Event], StreamLearner], count: int, threads: int) -> list[StreamLearner]:
@@ -345,7 +340,7 @@ def trained_on_all(
     rng: np.random.RandomState,
 ) -> list[StreamLearner]:
     """One learner trained on all rows, in a list."""
-    network = train(new_network, table, schedule, RandomDraws.draw(rng, len(table.Y), schedule.passes))
+    network = train(new_network, table, schedule, drawn(rng, len(table.Y), schedule.passes))
     if new_mixture is None:
         return [network]
     none: list[Fold] = [np.empty(0, np.intp)]
@@ -358,11 +353,12 @@ def train(
     new_network: NewLearner,
     table: Table,
     schedule: Schedule,
-    draws: RandomDraws,
+    draws: Draws,
     stop: threading.Event | None = None,
 ) -> StreamLearner:
     """A learner trained on these rows in passes, each in another order; unfinished where `stop` is set."""
-    learner = new_network(draws.seed)
+    seed, orders = draws
+    learner = new_network(seed)
     learner.fit_scales(*table)
     after = learner.engine.schedule()
     batch = batch_size(len(table.Y)) if schedule.batch is None else schedule.batch
@@ -371,7 +367,7 @@ def train(
         if stop is not None and stop.is_set():
             break
         rate = schedule.rate * 0.5 * (1 + math.cos(math.pi * done / schedule.passes))
-        X, Y, weight = table.rows(draws.orders[done])
+        X, Y, weight = table.rows(orders[done])
         loss = 0.0
         learner.engine.set_schedule(rate, after[1], batch)
         for some, part in row_parts(X, batch * FORGET_EVERY):

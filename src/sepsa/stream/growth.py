@@ -31,11 +31,6 @@ class NewInput(NamedTuple):
     typical: float = 0.7
 
 
-def learn_part(learner: Any, some: slice, X: Floats, Y: Floats, weight: Floats) -> Floats:
-    """Learn some rows, in which nothing arrives; returns the predictions made before."""
-    return learner.learn(X, Y, weight)
-
-
 def learn_rows(
     learner: Any,
     new_learner: Callable[[int, int], StreamLearner],
@@ -46,14 +41,15 @@ def learn_rows(
     output_rows: Sequence[int] = (),
     told: int = 0,
     batch: int = 1,
-    learn: Callable[[Any, slice, Floats, Floats, Floats], Floats] = learn_part,
+    learn: Callable[[Any, slice, Floats, Floats, Floats], Floats] = lambda learner, _, *rows: learner.learn(*rows),
 ) -> tuple[Any, Floats]:
     """The learner, or committee, after the rows of X, dense or CSR, and Y in order, and the predictions before each.
 
     It learns in place, a new one where it is None. `new_inputs` are in the order of their rows; `output_rows` are the
     rows that need one more output each, beside the learner's and those up to the number `told` before the first row.
     What a row needs enters with its batch, the rows of which are predicted by a copy without the new output: a
-    prediction is 0 for an output that was not there yet. `learn` learns the rows of a part.
+    prediction is 0 for an output that was not there yet. `learn` learns the rows of a
+    part, in which nothing arrives, and returns the predictions made before.
     """
     new_inputs = [new._replace(row=new.row // batch * batch) for new in new_inputs]
     output_rows = [row // batch * batch for row in output_rows]

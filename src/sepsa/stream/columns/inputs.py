@@ -68,8 +68,8 @@ class Inputs:
     @classmethod
     def from_state(cls, categories: int, means: int, state: Any, entry: str = "state['inputs']") -> Inputs:
         """Inputs that continue from the result of `state_dict`; ValueError where that is damaged."""
-        new = schema.read(entry, state, {"names", "indicators", "texts", "text_rows", "warned", "levels"})
         out = cls(categories, means)
+        new = schema.read(entry, state, set(out.state_dict()))
         out.names = {name: i for i, name in enumerate(new.texts("names"))}
         out.indicators, out.warned = set(new.texts("indicators")), set(new.texts("warned"))
         texts, text_rows, levels = (new.mapping(key) for key in ("texts", "text_rows", "levels"))
@@ -87,11 +87,7 @@ class Inputs:
         if not many <= set(levels.values) <= set(out.text_rows):
             raise new.damaged("levels", "a dict of the columns with many texts", schema.brief(new["levels"]))
         for column in levels.values:
-            out.levels[column] = LevelMeans.from_state(
-                levels.entries(column, {"keys", "counts", "sums", "rows", "total"})
-            )
-            if out.levels[column].sums.shape[1] != means:
-                raise levels.damaged(column, f"means of {means} targets", out.levels[column].sums.shape[1])
+            out.levels[column] = LevelMeans.from_state(means, levels.path(column), levels[column])
         return out
 
     def add(self, columns: Mapping[str, Column]) -> tuple[list[NewInput], list[str]]:

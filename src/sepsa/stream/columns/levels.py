@@ -85,14 +85,16 @@ class LevelMeans:
         return arrays | {"rows": self.rows, "total": self.total.copy()}
 
     @classmethod
-    def from_state(cls, new: schema.Entries) -> LevelMeans:
+    def from_state(cls, outputs: int, entry: str, state: Any) -> LevelMeans:
         """Levels that continue from the result of `state_dict`; ValueError where that is damaged."""
-        total, keys = new.array("total", (2, None)), new.array("keys", (None,), np.int64, low=1)
-        out, slots = cls(total.shape[1]), keys % SLOTS
+        out = cls(outputs)
+        new = schema.read(entry, state, set(out.state_dict()))
+        keys = new.array("keys", (None,), np.int64, low=1)
+        slots = keys % SLOTS
         if len(np.unique(slots)) < len(slots):
             raise new.damaged("keys", "one for each slot", keys.tolist()[:10])
         out.keys[slots] = keys
         out.counts[slots] = new.array("counts", slots.shape, low=0.0)
-        out.sums[slots] = new.array("sums", (len(slots), total.shape[1]))
-        out.rows, out.total = new.integer("rows"), total
+        out.sums[slots] = new.array("sums", (len(slots), outputs))
+        out.rows, out.total = new.integer("rows"), new.array("total", (2, outputs))
         return out

@@ -179,7 +179,20 @@ class Engine(StreamEngine):
         `weights` are those of all heads; `since` is the step at which this one became the first. Where there are
         experts, `experts` has the weight of each and of the stack, and `stack` those inside the stack.
         """
-        return self._core.chosen
+        memory, counts = self.memory, self.memory("COUNTS", "network")
+        subset, ridge, forgetting = self.form.heads[counts["best"]]
+        weights = [float(memory("NUMBERS", "heads", h)["weight"]) for h in range(len(self.form.heads))]
+        since = int(counts["since"])
+        chosen = {"features": subset, "ridge": ridge, "forgetting": forgetting, "since": since, "weights": weights}
+        if self._core.models is None:
+            return chosen
+        counts, names = memory("COUNTS", "mixture"), [*self._core.names, "stack"]
+        return chosen | {
+            "expert": names[counts["best"]],
+            "expert_since": int(counts["since"]),
+            "experts": dict(zip(names, memory("WEIGHT", "mixture").tolist(), strict=True)),
+            "stack": dict(zip(names[1:-1], memory("STACK", "mixture").tolist(), strict=True)),
+        }
 
     def _of_head(self, part: str) -> NDArray[Any]:
         """A part of the first head's state, as a view."""

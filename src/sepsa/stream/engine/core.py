@@ -130,24 +130,6 @@ class Core:
         """The names of the experts in the order of their answers, the network's first."""
         return [*(expert.name for expert in self.form.experts), *(self.models.names if self.models else ())]
 
-    @property
-    def chosen(self) -> dict[str, Any]:
-        """The head with the largest weight in predictions, and the weights of the experts: `Engine.chosen`."""
-        memory, counts = self.memory, self.memory("COUNTS", "network")
-        subset, ridge, forgetting = self.form.heads[counts["best"]]
-        weights = [float(memory("NUMBERS", "heads", h)["weight"]) for h in range(len(self.form.heads))]
-        since = int(counts["since"])
-        chosen = {"features": subset, "ridge": ridge, "forgetting": forgetting, "since": since, "weights": weights}
-        if self.models is None:
-            return chosen
-        counts, names = memory("COUNTS", "mixture"), [*self.names, "stack"]
-        return chosen | {
-            "expert": names[counts["best"]],
-            "expert_since": int(counts["since"]),
-            "experts": dict(zip(names, memory("WEIGHT", "mixture").tolist(), strict=True)),
-            "stack": dict(zip(names[1:-1], memory("STACK", "mixture").tolist(), strict=True)),
-        }
-
 
 def started(form: Form, options: Any, models: ModelExperts | None, rng: np.random.Generator) -> Core:
     """An engine of this form before any row; the weights of its body are zero."""

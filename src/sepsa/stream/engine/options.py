@@ -65,7 +65,7 @@ def head_and_optimizer(parameters: Mapping[str, Any], rate: float, one_head: boo
     `rate` is the learning rate where it is "auto"; with `one_head` "auto" chooses no heads but plain least squares.
     """
     ridge, forgetting, given = (parameters[name] for name in ("ridge", "forgetting", "learning_rate"))
-    one_of("loss", parameters["loss"], {"huber": None, "squared": None})
+    one_of("loss", parameters["loss"], LOSSES)
     if ridge != "auto":
         in_range("ridge", ridge, 0.0, math.inf)
     if forgetting != "auto":

@@ -34,19 +34,12 @@ CURES = {  # by words of the reason; some reasons name their cure
 }
 
 
-class Stopped(BaseException):
-    """A signal that stops the command at once, with its exit code."""
-
-    def __init__(self, code: int) -> None:
-        self.code = code
-
-
 def exit_code(run: Callable[[], int]) -> int:
     """The exit code of a command; an error becomes a message of one line."""
     try:
         return run()
-    except Stopped as stopped:
-        return stopped.code
+    except SystemExit as stopped:  # by a signal
+        return int(stopped.code or 0)
     except Misuse as error:
         say(str(error))
         return error.code
@@ -87,7 +80,7 @@ class Signals:
         again = self.code
         self.code = INTERRUPTED if number == signal.SIGINT else TERMINATED
         if again or not self.at_work:  # a second signal stops at once
-            raise Stopped(self.code)
+            raise SystemExit(self.code)
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():

@@ -283,8 +283,7 @@ class TableModel(TableOptions):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the result of `state_dict`; a ValueError changes nothing."""
-        keys = {"inputs", "classes", "trace", "quarantined", "learner", "latest", "warnings", "coverage"}
-        new = schema.read("state", state_dict, keys)
+        new = schema.read("state", state_dict, set(self.state_dict()))
         inputs = Inputs.from_state(self.categories, self.inputs.means, new["inputs"])
         classes = new.texts("classes")
         if classes and not self.classify:

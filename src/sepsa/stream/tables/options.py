@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from sepsa.stream.columns.cells import CATEGORIES
-from sepsa.stream.tables.reading import MEANINGS, names, option
+from sepsa.stream.tables.reading import SETTINGS, names, option
 
 NO_TARGET = "--target must name the column to predict"
 
@@ -122,7 +122,7 @@ class CommandOptions:
 
     def __init__(self, source: Path | None, **given: Any) -> None:
         self.source, own = source, {each.name for each in fields(self)}
-        self.reading = {name: given.pop(name) for name in MEANINGS if name in given}
+        self.reading = {name: given.pop(name) for name in SETTINGS if name in given}
         self.settings: dict[str, Any] = {}
         for name, value in given.items():
             if name in own:

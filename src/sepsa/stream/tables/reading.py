@@ -33,7 +33,7 @@ def names(text: str) -> tuple[str, ...]:
         ) from None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Reading:
     """What a file needs to be read beside its bytes."""
 
@@ -51,19 +51,13 @@ class Reading:
             raise ValueError(f"sep must be one character such as ';' or tab, got {sep!r}")
         if self.decimal not in (".", ",") or self.decimal == sep:
             raise ValueError(f"decimal must be . or , and not the separator, got {self.decimal!r}")
-        checked = {
-            "sep": sep,
-            "encoding": check_encoding(self.encoding),
-            "na_values": tuple(map(str, self.na_values)),
-            "date_format": check_date_format(self.date_format),
-        }
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+        self.sep, self.encoding = sep, check_encoding(self.encoding)
+        self.na_values, self.date_format = tuple(map(str, self.na_values)), check_date_format(self.date_format)
 
     @classmethod
     def take(cls, options: dict[str, Any]) -> Reading:
         """The settings among these options, from which they are removed."""
-        return cls(**{name: options.pop(name) for name in MEANINGS if name in options})
+        return cls(**{name: options.pop(name) for name in SETTINGS if name in options})
 
     def missing(self) -> Mapping[str, frozenset[Any]]:
         """The further missing values by kind of cell, "number", "date" or "text"; each is a text where it is one."""
@@ -84,7 +78,7 @@ def cure_of(text: str, reading: Reading, kind: str = "number", otherwise: str = 
     return otherwise or f"give --na-values {shlex.quote(text[:40])} if it is a missing value"
 
 
-MEANINGS: dict[str, str] = {each.name: each.metadata["help"] for each in fields(Reading)}
+SETTINGS = [each.name for each in fields(Reading)]
 
 
 def check_encoding(name: str) -> str:
