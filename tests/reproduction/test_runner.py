@@ -117,9 +117,9 @@ def test_an_interrupt_ends_all(tmp_path, monkeypatch):
 
 @linux
 def test_killed_and_interrupted_it_ends_where_it_would_have_ended(tmp_path, preloaded_bin):
-    runs = plan("table3", ["diabetes"], ["SepSA", "Adam"], 2, quick=True)
+    runs = plan("table3", ["diabetes"], ["SepSA", "Adam"], 3, quick=True)
     whole, killed, program = (tmp_path / name for name in ("whole", "killed", "program.py"))
-    what = f"table3 --datasets diabetes --methods sepsa,adam --seeds 2 --quick --out {killed} --jobs 2"
+    what = f"table3 --datasets diabetes --methods sepsa,adam --seeds 3 --quick --out {killed} --jobs 2"
     program.write_text(
         f"import os, sys\nfrom reproduction.__main__ import app\nsys.argv = 'reproduction run {what}'.split()\n"
         "if __name__ == '__main__':  # and not in the processes that it starts\n"
