@@ -384,6 +384,7 @@ def test_an_array_after_a_frame_and_a_frame_after_an_array():
 
 
 CHANGES = {
+    "number to text": (lambda X: X.assign(size="large"), "size", "numbers", "texts"),
     "number to category": (lambda X: X.astype({"size": "category"}), "size", "numbers", "categories"),
     "category to number": (lambda X: X.assign(grade=2), "grade", "categories", "numbers"),
     "date to text": (lambda X: X.assign(time="noon"), "time", "dates", "texts"),
@@ -428,7 +429,7 @@ def test_missing_texts_and_categories_have_no_indicator():
 
 
 UNUSABLE = {
-    r"X\['city'\] must hold numbers, dates or texts, got bytes": lambda X: X.assign(city=[b"x"] * 20),
+    r"X\['city'\] must hold numbers, dates or texts, got bytes: convert": lambda X: X.assign(city=[b"x"] * 20),
     r"X\['city'\] must hold numbers or dates, got both": lambda X: X.assign(city=[1, datetime.date(2026, 1, 1)] * 10),
     r"X\['size'\] must be finite, got -inf": lambda X: X.assign(size=-np.inf),
     r"two columns 'city'|'city' 2 times": lambda X: pd.concat([X, X[["city"]]], axis=1),
