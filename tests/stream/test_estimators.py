@@ -160,14 +160,6 @@ def test_weights(how, kind):
     assert error[X[:, 0] > 5].mean() < error[X[:, 0] <= 5].mean()
 
 
-def test_a_class_with_no_weight_is_not_there():
-    X, y = classification()
-    model = SepSAClassifier(random_state=0, max_iter=2).fit(X, y, sample_weight=(y != 1).astype(float))
-    assert model.classes_.tolist() == [0, 2]
-    with pytest.raises(ValueError, match="zero"):
-        model.fit(X, y, sample_weight=np.zeros(len(y)))
-
-
 @pytest.mark.parametrize("how", ["fit", "partial_fit"])
 @pytest.mark.parametrize("kind", ["engine", "module"])
 def test_intervals_tell_the_noise(how, kind):
@@ -262,13 +254,16 @@ def test_a_class_seen_late_takes_nothing_away(kind, start):
     assert "a" in labels[first + 1 :]
 
 
-def test_classes_told_are_known_from_the_start():
+def test_classes_told_are_known_from_the_start_and_one_with_no_weight_is_not_there():
     X, y = classification(100)
     model = SepSAClassifier(random_state=0).partial_fit(X[:5], np.zeros(5, int), classes=[2, 0, 1])
     assert model.predict_proba(X).shape == (100, 3)
     model.partial_fit(X, y, classes=[0, 9])  # and further ones may be told later
     assert model.classes_.tolist() == [0, 1, 2, 9]
     assert model.prequential(X, y, method="predict_proba").shape == (100, 4)
+    assert model.fit(X, y, sample_weight=(y != 1).astype(float)).classes_.tolist() == [0, 2]
+    with pytest.raises(ValueError, match="zero"):
+        model.fit(X, y, sample_weight=np.zeros(100))
 
 
 def test_probabilities_are_calibrated_without_tuning():
@@ -361,7 +356,6 @@ def test_a_failed_growth_leaves_the_classes_as_they_were(options):
 
 
 WRONG = [
-    ({"ridge": 0.0}, "ridge must be in"),
     ({"learning_rate": -1.0}, "learning_rate must be in"),
     ({"hidden_layer_sizes": (5, 0)}, "hidden_layer_sizes must be an integer of at least 1"),
     ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
