@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import random
-import shlex
 from datetime import datetime, timedelta
 from inspect import signature
 from pathlib import Path
@@ -13,26 +12,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
 from breaking.test_files import forged
 from sepsa import cli
 from sepsa.stream.tables.reading import MEANINGS
+from stream.test_command import folder, run  # noqa: F401
 
 TOWNS = ("Łódź", "Kraków", "Gdańsk")
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-def run(line, code=0):
-    """Run a command line; its exit code must be this."""
-    result = CliRunner().invoke(cli.app, shlex.split(line))
-    assert isinstance(result.exception, SystemExit | None), result.exception
-    assert result.exit_code == code, result.output
-    return result
 
 
 def rows(first, last):
