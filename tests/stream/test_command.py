@@ -476,9 +476,7 @@ def test_printed_numbers_have_six_digits_and_those_of_a_file_all():
     ask = "predict m.sepsa t.csv --intervals 0.8"
     run(f"{ask} --out all.csv")
     exact = [[float(cell) for cell in row.values()][1:] for row in records("all.csv")]
-    lines = {
-        given: run(f"{ask} {given}").stdout.splitlines() for given in ("", "--digits 6", "--digits 2", "--digits all")
-    }
+    lines = {how: run(f"{ask} {how}").stdout.splitlines() for how in ("", "--digits 6", "--digits 2", "--digits all")}
     assert lines[""] == lines["--digits 6"] == [",".join(f"{value:.6g}" for value in row) for row in exact]
     assert lines["--digits 2"] == [",".join(f"{value:.2g}" for value in row) for row in exact]
     assert [[float(cell) for cell in line.split(",")] for line in lines["--digits all"]] == exact
@@ -621,9 +619,7 @@ def test_the_report_needs_no_network_and_runs_nothing():
     run("stream t.csv --target '<b>y</b>' --predictions o.csv --quarantine q.csv --report r.html --checkpoint m.sepsa")
     page = Path("r.html").read_text()
     assert "<li>column &#39;x&#39; looks like dates" in page
-    assert re.search(
-        r"A prediction is a mean with these weights, by recent errors: [a-z ]+ \d+%.*led since row [\d,]+\.", page
-    )
+    assert re.search(r"is a mean with these weights, by recent errors: [a-z ]+ \d+%.*led since row [\d,]+\.", page)
     assert "--intervals 0.9" in page
     # The page of the saved model differs in its source and in the time at which it was made.
     assert "the page is pages/m.html" in said("report m.sepsa --out pages")
