@@ -49,16 +49,10 @@ def learn(rows, categories):
     return model, (sizes[-1] - sizes[0]) / 2**20
 
 
-def test_memory_and_state_of_a_stream(tally):
-    model, grown = learn(60_000, categories=4)
-    tally("samples of one stream", 60_000, grown_MiB=round(grown, 1))
+@pytest.mark.parametrize(("rows", "categories"), [(60_000, 4), pytest.param(10_000_000, 2, marks=pytest.mark.long)])
+def test_memory_and_state_of_a_stream(rows, categories, tally):
+    model, grown = learn(rows, categories)
+    tally("samples of one stream", rows, grown_MiB=round(grown, 1))
     assert grown < 30
     assert model.quarantined == 0
-
-
-@pytest.mark.long
-def test_memory_and_state_of_ten_million_samples(tally):
-    model, grown = learn(10_000_000, categories=2)
-    tally("samples of one stream", 10_000_000, grown_MiB=round(grown, 1))
-    assert grown < 30
     assert model.trace.mean < 2.5

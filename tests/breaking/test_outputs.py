@@ -215,6 +215,9 @@ def test_no_checkpoint_goes_to_a_device_or_comes_from_one():
     assert words in stream("--checkpoint fifo", code=1)
     with pytest.raises(CheckpointError, match="is a device or a FIFO, not a checkpoint: give a file"):
         inspect("fifo")
+    for ask in (sepsa.load, lambda path: sepsa.save({"a": 1}, path)):
+        with pytest.raises(CheckpointError, match="is a device or a FIFO"):
+            ask("fifo")
     assert stat.S_ISFIFO(os.stat("fifo").st_mode)
     assert not Path("fifo.lock").exists()
     with socket.socket(socket.AF_UNIX) as s:

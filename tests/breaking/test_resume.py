@@ -14,7 +14,6 @@ import pytest
 
 from breaking.damage import same
 from learners import CASES, Command, Estimator, Forecaster, Head, River, Training, stream
-from sepsa.stream.engine import Engine
 from sepsa.stream.learner import WARM_UP
 from sepsa.stream.tables import command, exits, formats, inspection, source
 from sepsa.stream.tables.options import StreamOptions
@@ -65,20 +64,6 @@ def test_cut_and_resumed_anywhere(name, tmp_path, monkeypatch, tally):
     assert same(resumed, expected)
     if isinstance(kind, (Estimator, River, Forecaster)):
         assert plain(resumed[0])
-
-
-def test_an_engine_resumes_with_the_random_numbers_for_new_weights():
-    X, Y = np.random.default_rng(0).normal(size=(2, 60, 3))
-    one, other = (Engine(3, 3, (6,), forgetting=0.99, seed=seed) for seed in (0, 1))
-    one.learn(X[:30], Y[:30])
-    other.load_state_dict(one.state_dict())
-    assert np.array_equal(one.learn(X[30:], Y[30:]), other.learn(X[30:], Y[30:]))
-    one.resize(4, 3)
-    other.resize(4, 3)
-    assert same(one.state_dict(), other.state_dict())
-    for options in ({"hidden": (7,)}, {"activation": "tanh"}, {"forgetting": 0.9}, {"dtype": np.float64}):
-        with pytest.raises(ValueError, match=r"state_dict\['settings'\]\['(hidden|activation|heads|dtype)'\] must be"):
-            Engine(4, 3, **{"hidden": (6,), "forgetting": 0.99} | options).load_state_dict(one.state_dict())
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".csv.gz"])

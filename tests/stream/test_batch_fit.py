@@ -23,12 +23,12 @@ def table(n=120, seed=0):
     return X, np.sin(2 * X[:, :1]) + X[:, 1:2] + 0.1 * rng.standard_normal((n, 1))
 
 
-def new_learner(seed):
-    return StreamLearner(3, 1, regression=True, hidden=(8,), skip=True, ridge=1.0, seed=seed)
+def new_learner(seed, **options):
+    return StreamLearner(3, 1, regression=True, hidden=(8,), skip=True, ridge=1.0, seed=seed, **options)
 
 
 def new_mixture(seed):
-    return StreamLearner(3, 1, regression=True, hidden=(8,), skip=True, ridge=1.0, seed=seed, body="experts")
+    return new_learner(seed, body="experts")
 
 
 def fitted(X, Y, *, new=new_learner, mixture=None, early_stopping=False, together=False, threads=2, **schedule):
@@ -65,9 +65,7 @@ def test_an_expert_answers_rows_that_its_learner_left_out():
 
 def test_the_fit_does_not_depend_on_the_number_of_threads():
     X, Y = table()
-    one, several = (
-        fitted(X, Y, threads=threads, early_stopping=True, passes=8, mixture=new_mixture) for threads in (1, 3)
-    )
+    one, several = (fitted(X, Y, threads=n, early_stopping=True, passes=8, mixture=new_mixture) for n in (1, 3))
     assert one.passes == several.passes
     np.testing.assert_array_equal(one.predictions, several.predictions)
     np.testing.assert_array_equal(one.committee.predict(X), several.committee.predict(X))
@@ -133,26 +131,6 @@ def test_a_long_fit_has_a_bar_on_a_terminal(capsys, monkeypatch):
     assert end.startswith("sepsa: fit: done in")
 
 
-def test_after_the_fit_a_learner_goes_on_by_its_own_rate_forgetting_and_batch():
-    for member in fitted(*table()).committee.members:
-        assert member.engine.schedule() == new_learner(0).engine.schedule()
-
-
-def test_the_head_of_a_fit_equals_ridge_regression_on_its_features():
-    """Forgetting 1 and a body without a step: all rows count alike, in any order, pass after pass."""
-    X, Y = table()
-    learner = batch_fit.train(
-        lambda seed: StreamLearner(3, 1, regression=True, hidden=(), skip=True, ridge=2.0, seed=seed),
-        batch_fit.Table(X, Y, np.ones(len(X))),
-        batch_fit.Schedule(passes=3, forgetting=1.0),
-        batch_fit.RandomDraws.draw(np.random.RandomState(0), len(X), 3),
-    )
-    Z = np.hstack([(X - X.mean(0)) / X.std(0), np.ones((len(X), 1))])
-    offset = Y.mean(0)
-    W = np.linalg.solve(3 * Z.T @ Z + 2.0 * np.eye(4), 3 * Z.T @ (Y - offset))
-    np.testing.assert_allclose(learner.predict(X), Z @ W + offset, rtol=1e-5)  # inputs are float32
-
-
 def test_a_pass_equals_calls_to_learn_between_which_the_forgetting_changes():
     X, Y = table()
     engines = [Engine(3, 1, hidden=(8,), skip=True, seed=0, standardize=True, batch=4) for _ in range(2)]
@@ -213,9 +191,10 @@ def test_the_variance_is_the_likeliest_and_holds_nine_tenths(inflation):
     assert batch_fit.likeliest(np.zeros((5, 1)), np.ones(5), np.ones(5))[0] == 0.0
 
 
-def test_a_committee_is_the_mean_of_its_members():
+def test_a_committee_is_the_mean_of_its_members_which_go_on_by_their_own_rate_forgetting_and_batch():
     X, Y = table()
     committee = fitted(X, Y).committee
+    assert all(member.engine.schedule() == new_learner(0).engine.schedule() for member in committee.members)
     np.testing.assert_allclose(committee.predict(X), np.mean([m.predict(X) for m in committee.members], axis=0))
     mean, leverage = committee.predict_with_leverage(X)
     np.testing.assert_allclose(mean, committee.predict(X))
@@ -223,31 +202,30 @@ def test_a_committee_is_the_mean_of_its_members():
     np.testing.assert_allclose(leverage, committee.inflation * np.mean(each, axis=0))
 
 
-def test_intervals_stay_true_while_a_fitted_model_with_many_inputs_goes_on_to_learn():
+def covered(model, X, Y, first):
+    """Which targets from this row on were in the intervals of 90% around the predictions before them."""
+    inside = []
+    for i in range(first, len(X)):
+        mean, std = model.predict(X[i : i + 1], return_std=True)
+        inside.append(np.abs(mean - Y[i]) <= 1.645 * std)
+        model.partial_fit(X[i : i + 1], Y[i : i + 1])
+    return inside
+
+
+def test_intervals_stay_true_while_a_model_with_many_inputs_goes_on_to_learn():
     rng = np.random.default_rng(0)
     size = np.exp(rng.standard_normal((600, 1)))  # of a row, and of its noise: the variance goes with the leverage
     X = size * rng.standard_normal((600, 80))
     Y = X @ rng.standard_normal((80, 3)) / 3 + size * rng.standard_normal((600, 3))
-    model, inside = SepSARegressor(random_state=0, max_iter=1).fit(X[:300], Y[:300]), []
+    model = SepSARegressor(random_state=0, max_iter=1).fit(X[:300], Y[:300])
     assert model._learner.inflation > 1
-    for i in range(300, 600):
-        mean, std = model.predict(X[i : i + 1], return_std=True)
-        inside.append(np.abs(mean - Y[i]) <= 1.645 * std)
-        model.partial_fit(X[i : i + 1], Y[i : i + 1])
+    inside = covered(model, X, Y, 300)
     assert 0.86 < np.mean(inside[:100]) < 0.96
     assert 0.86 < np.mean(inside[100:]) < 0.96
-
-
-def test_intervals_of_a_stream_with_experts_and_many_inputs_hold_nine_tenths():
     rng = np.random.default_rng(0)
     X = rng.standard_normal((900, 60))
     Y = X[:, :3] + 0.5 * X[:, 3:6] + rng.standard_normal((900, 3))
-    model, inside = SepSARegressor(random_state=0).partial_fit(X[:100], Y[:100]), []
-    for i in range(100, 900):
-        mean, std = model.predict(X[i : i + 1], return_std=True)
-        inside.append(np.abs(mean - Y[i]) <= 1.645 * std)
-        model.partial_fit(X[i : i + 1], Y[i : i + 1])
-    assert 0.88 < np.mean(inside) < 0.92
+    assert 0.88 < np.mean(covered(SepSARegressor(random_state=0).partial_fit(X[:100], Y[:100]), X, Y, 100)) < 0.92
 
 
 def test_an_estimator_learns_by_all_members_or_by_none(monkeypatch):

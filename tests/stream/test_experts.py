@@ -69,9 +69,8 @@ def test_the_stack_is_ridge_regression_on_differences_of_answers(seed, n, expert
     for a, y, o in zip(answers, Y, omega, strict=True):
         remember(gram, moment, a, y, o)
     solve(gram, moment, np.zeros((J + 1, J + 1)), w)
-    np.testing.assert_allclose(
-        w, stack_weights(answers, Y, omega, stack.STACK_FORGETTING, stack.RIDGE), rtol=1e-7, atol=1e-9
-    )
+    slow = stack_weights(answers, Y, omega, stack.STACK_FORGETTING, stack.RIDGE)
+    np.testing.assert_allclose(w, slow, rtol=1e-7, atol=1e-9)
 
 
 @given(
@@ -83,10 +82,9 @@ def test_the_stack_is_ridge_regression_on_differences_of_answers(seed, n, expert
 def test_candidates_are_weighted_by_a_power_of_their_losses(losses, strength, floor, prior):
     weights = np.empty(len(losses))
     best = weigh(np.array(losses), strength, floor, prior, weights)
+    slow = candidate_weights(np.array(losses), strength, floor, prior)
     # 1e-6: a logarithm up to 700 times a strength of 50 rounds in the eleventh digit
-    np.testing.assert_allclose(
-        weights, candidate_weights(np.array(losses), strength, floor, prior), rtol=1e-6, atol=1e-12
-    )
+    np.testing.assert_allclose(weights, slow, rtol=1e-6, atol=1e-12)
     assert weights[best] == weights.max()
 
 
@@ -128,9 +126,7 @@ def test_a_tree_is_grown_as_by_the_slow_reference(seed, d, m, positive):
         nodes = (after(name)[t].tolist() for name in ("SPLIT_INPUTS", "SPLIT_THRESHOLDS", "CHILDREN"))
         splits = [node for node in zip(*nodes, strict=True) if node[1] < tree_parts.NOWHERE]
         edges = {j: [-1e30, *before("EDGES")[j].tolist()] for j in before("CHOSEN").tolist()}
-        found = list(
-            tree_gains(Z, r @ before("DIRECTION"), weight, edges, splits, tree_growth.LEAST, tree_growth.SHRINK)
-        )
+        found = [*tree_gains(Z, r @ before("DIRECTION"), weight, edges, splits, tree_growth.LEAST, tree_growth.SHRINK)]
         # Residuals are rounded to 2^-29 of the largest: gains to some 1e-6 of that of the whole.
         whole = 1e-5 * max(1.0, found[0][1])
         for gain, best in found if len(splits) < tree_growth.FEWEST_LEAVES - 1 else found[:-1]:
@@ -153,13 +149,11 @@ def test_boosted_trees_each_fit_what_those_before_leave(m):
     part = learner.engine.memory.of("trees")
     leaves, values, omega = part("LEAF_OF_ROW")[:, :300], part("VALUES"), part("WEIGHTS")[:300].astype(float)
     left = part("TARGETS")[:300].astype(float)
-    first = omega @ left[:, 0] ** 2
+    first, rate = omega @ left[:, 0] ** 2, tree_parts.TABLE_RATE / 1000
     for t in range(40):
         for leaf in np.unique(leaves[t]):
             mine = leaves[t] == leaf
-            expected = (
-                tree_parts.TABLE_RATE / 1000 * (omega[mine] @ left[mine]) / (omega[mine].sum() + tree_growth.SHRINK)
-            )
+            expected = rate * (omega[mine] @ left[mine]) / (omega[mine].sum() + tree_growth.SHRINK)
             # Sums of rows are float32: some roundings of 6e-8 of a target of 10.
             np.testing.assert_allclose(values[t, leaf], expected, atol=1e-5)
         left -= values[t, leaves[t]]
@@ -254,16 +248,13 @@ def test_thresholds_are_learned_better_with_experts():
     assert errors[1] < 0.7 * errors[0]
 
 
-def test_a_target_that_persists_is_followed():
+def test_a_target_that_persists_is_followed_and_errors_are_kept_for_each_key():
     rng = np.random.default_rng(1)
     X, y = rng.normal(size=(800, 3)), np.cumsum(rng.normal(size=800))
     model = SepSARegressor(random_state=0, body="experts")
     off = np.abs(model.prequential(X, y) - y)[300:].mean()
     assert off < 1.15 * np.abs(np.diff(y))[300:].mean()
     assert sum(model.chosen_["experts"].values()) == pytest.approx(1.0)
-
-
-def test_errors_are_kept_for_each_key():
     rng = np.random.default_rng(1)
     key = rng.integers(0, 5, 1500)
     levels = np.cumsum(0.4 * rng.normal(size=(1500, 5)), 0)
@@ -273,9 +264,8 @@ def test_errors_are_kept_for_each_key():
     assert np.count_nonzero(model._learner.engine.memory("KEYED", "last errors")) >= 5
     last = np.array([y[:i][key[:i] == key[i]][-1] for i in range(300, 1500)])
     assert off < 1.25 * np.abs(y[300:] - last).mean()
-    smooth = SepSARegressor(random_state=0, body="experts").partial_fit(X[:, 5:], y)
-    keys = np.count_nonzero(smooth._learner.engine.memory("KEYED", "last errors"))
-    assert keys <= 2  # the second row has one of two values
+    smooth = SepSARegressor(random_state=0, body="experts").partial_fit(X[:, 5:], y)._learner.engine
+    assert np.count_nonzero(smooth.memory("KEYED", "last errors")) <= 2  # the second row has one of two values
 
 
 def test_linear_logits_are_learned_by_the_logistic_expert():
@@ -445,6 +435,9 @@ def test_models_of_the_user_are_weighted_and_left_as_they_are():
     assert np.array_equal(copied.predict(X), model.predict(X))
     with pytest.raises(TypeError, match=r"experts\[0\], HoeffdingTreeRegressor, cannot be saved"):
         model.state_dict()
+    for wrong in (object(), SGDRegressor, SGDClassifier()):
+        with pytest.raises(ValueError, match=r"experts\[0\] must be a River regressor"):
+            SepSARegressor(experts=[wrong]).partial_fit(X, y)
 
 
 def test_classifiers_of_the_user_see_new_classes():
@@ -458,10 +451,3 @@ def test_classifiers_of_the_user_see_new_classes():
     told = model.prequential(X, labels)
     assert (told == labels)[200:].mean() > 0.8
     assert model.predict_proba(X).sum(1) == pytest.approx(np.ones(len(X)))
-
-
-@pytest.mark.parametrize("wrong", [object(), SGDRegressor, SGDClassifier()])
-def test_what_is_no_expert_is_refused(wrong):
-    X, y = steps(5)
-    with pytest.raises(ValueError, match=r"experts\[0\] must be a River regressor"):
-        SepSARegressor(experts=[wrong]).partial_fit(X, y)

@@ -53,12 +53,14 @@ def test_the_step_and_its_unit_are_found(frequency, unit, step, start):
         assert abs((clock.ahead(h) - expected.to_pydatetime()).total_seconds()) <= tolerance
 
 
-def test_holidays_are_gaps_of_business_days_and_a_weekend_is_an_error():
+def test_holidays_are_gaps_of_business_days_and_a_weekend_or_no_common_step_is_an_error():
     days = pd.bdate_range("2024-01-01", periods=300).delete([90, 91, 200])
     clock, rows = placed(days)
     assert (clock.grid.unit, rows) == (BUSINESS, 300)
     with pytest.raises(ValueError, match=r'must be a business day.*give step="day"'):
         clock.place(seconds([pd.Timestamp("2025-02-22")])[0], rows)
+    with pytest.raises(ValueError, match="no common step"):
+        find_grid(np.array([0.0, 1e-3, 1e3, 2e6, 9e7, 9e7 + 1]), False)
 
 
 def test_a_leap_waits_until_later_rows_confirm_it():
@@ -73,21 +75,14 @@ def test_a_leap_waits_until_later_rows_confirm_it():
     assert clock.ahead(0) == far + 2 * HOUR
 
 
-def test_times_without_a_common_step_are_refused():
-    with pytest.raises(ValueError, match="no common step"):
-        find_grid(np.array([0.0, 1e-3, 1e3, 2e6, 9e7, 9e7 + 1]), False)
-
-
 def test_daylight_saving_neither_adds_nor_loses_a_row():
     zone = "Europe/Berlin"
-    hours = pd.date_range("2024-03-30", periods=72, freq="h", tz=zone)
-    assert placed(hours)[1] == 72
+    for first, periods in (("2024-03-30", 72), ("2024-10-26", 50)):
+        assert placed(pd.date_range(first, periods=periods, freq="h", tz=zone))[1] == periods
     days = pd.date_range("2024-03-20", periods=30, freq="D", tz=zone)
     clock, rows = placed(days)
     assert rows == 30
     assert clock.ahead(1) == datetime(2024, 4, 19, tzinfo=ZoneInfo(zone))
-    autumn = pd.date_range("2024-10-26", periods=50, freq="h", tz=zone)
-    assert placed(autumn)[1] == 50
 
 
 def test_times_are_taken_from_what_people_have():

@@ -121,16 +121,3 @@ def test_forecasts_with_and_without_inputs_have_intervals_of_their_own():
     for _, low, high in (with_inputs, without):
         inside = (low[300:-1, 0] <= y[301:-2]) & (y[301:-2] <= high[300:-1, 0])
         assert inside.mean() == pytest.approx(0.9, abs=0.02)
-
-
-def test_a_file_without_kinds_of_errors_gives_both_kinds_the_errors_it_has():
-    y, X = explained(100)
-    model = SepSAForecaster(2, seasons=(), lags=4).fit(y, X)
-    state = model.state_dict()
-    own = state["model"]["shared"]
-    last = {name: own[name][1] for name in ("QUANTILES", "SIZE", "TOLD_ENDS")} | {"ENDS": own["ENDS"][:, 1]}
-    other = SepSAForecaster(2, seasons=(), lags=4)
-    other.load_state_dict(state | {"model": state["model"] | {"shared": own | last}})
-    for ours, theirs in zip(other.predict(X=X[:2], coverage=0.9), model.predict(X=X[:2], coverage=0.9), strict=True):
-        assert (ours == theirs).all()
-    assert (np.diff(other.predict(coverage=0.9)[1:], axis=0) == np.diff(own["TOLD_ENDS"][1][[2, 8], 0], axis=0)).all()

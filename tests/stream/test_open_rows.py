@@ -96,7 +96,7 @@ def test_a_wrong_identifier_or_target_changes_nothing(n):
     for arguments, message in (
         ({"y": 1.0, "id": "never"}, "id 'never' is not open: no sample was predicted with it"),
         ({"y": None, "id": "open"}, "y must be a finite number, got None"),
-        ({"id": "open"}, "y must be a finite number, got None"),
+        ({"id": "open"}, "y must be a finite number, got None: leave the sample out"),
         ({"y": 1.0, "w": -1.0, "id": "open"}, "w must not be negative"),
         ({"x": SAMPLE, "y": 1.0, "id": "open"}, "x must be left out where id is given"),
         ({"y": 1.0, "id": object()}, "must be strings, numbers, booleans, None or tuples"),

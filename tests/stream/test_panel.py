@@ -128,9 +128,7 @@ def test_rows_that_are_not_new_or_have_other_inputs_change_nothing():
         expected = model.fit(long()).predict()
         with pytest.raises(ValueError, match=r"series 'w': time must be .* got 2026-02-1"):
             model.update(pd.concat([long("uv", 50, 51), long("w", 49, 51)]))
-        with pytest.raises(
-            ValueError, match=r"df must have the inputs \[\] of the first frame, got \['promotion', 'price'\]"
-        ):
+        with pytest.raises(ValueError, match=r"df must have the inputs \[\] of .*, got \['promotion', 'price'\]"):
             model.update(long(start=50, stop=51, inputs=True))
         pd.testing.assert_frame_equal(model.predict(), expected)
         with pytest.raises(ValueError, match="level must hold percents between 0 and 100, got 100"):

@@ -34,27 +34,19 @@ CELLS = {  # values of a column, then its numbers, times and texts
 }
 
 
-def objects(values):
-    return column_of(pd.Series(values, dtype=object))
+READERS = {
+    "objects": lambda values: column_of(pd.Series(values, dtype=object)),
+    "inferred": lambda values: column_of(pd.Series(values)),
+    "arrow": lambda values: column_of_arrow("c", pa.array(values), False, Reading()),
+    "array": lambda values: column_of(np.array(values, object)),
+}
 
 
-def inferred(values):
-    return column_of(pd.Series(values))
-
-
-def arrow(values):
-    return column_of_arrow("c", pa.array(values), False, Reading())
-
-
-def array(values):
-    return column_of(np.array(values, object))
-
-
-@pytest.mark.parametrize("read", [objects, inferred, arrow, array])
+@pytest.mark.parametrize("read", READERS)
 @pytest.mark.parametrize("name", CELLS)
 def test_cells_are_read_alike(name, read):
     values, numbers, times, texts = CELLS[name]
-    column = read(values)
+    column = READERS[read](values)
     np.testing.assert_array_equal(column.numbers, numbers)
     np.testing.assert_array_equal(np.full(3, NAN) if column.times is None else column.times, times or [NAN] * 3)
     assert [column.text(i) if column.is_text[i] else None for i in range(3)] == (texts or [None] * 3)
@@ -85,10 +77,6 @@ def test_a_category_is_a_name_in_every_interface_and_a_text_that_spells_a_number
             out.write_table(table)  # Parquet has no categories of numbers
         line = f"stream t.arrow --target y --body fourier --predictions p.csv --checkpoint {len(named)}.sepsa"
         assert CliRunner().invoke(cli.app, shlex.split(line)).exit_code == 0
-        found = (
-            estimator._encoder.inputs.names,
-            learner._features,
-            from_arrow._features,
-            sepsa.load(f"{len(named)}.sepsa").inputs.names,
-        )
-        assert [sorted(name for name in names if name != "other=a") for names in found] == [named] * 4
+        saved = sepsa.load(f"{len(named)}.sepsa")
+        for names in (estimator._encoder.inputs.names, learner._features, from_arrow._features, saved.inputs.names):
+            assert sorted(set(names) - {"other=a"}) == named
