@@ -204,13 +204,14 @@ def gather(
     `rows` is None where this rank's rows raised `error`: it is raised here, and a RuntimeError on the other ranks.
     `moments` says that second moments are enough.
     """
+    rank, device = dist.get_rank(group), _device(group)
     headers, failure = share_headers(group, rows, error, REFUSED, offered)
     if failure:
         raise error if error is not None else RuntimeError(failure)
     assert rows is not None
     counts = [header[_ROWS] for header in headers]
-    offered = sum(header[_OFFERED] for header in headers)
-    if not any(counts):
+    most, offered = max(counts), sum(header[_OFFERED] for header in headers)
+    if most == 0:
         return None, offered
     filled = [header for header in headers if header[_ROWS]]
     for header in filled[1:]:
@@ -219,7 +220,7 @@ def gather(
                 f"ranks must hold samples of one kind, got {_kind(filled[0])} on rank {headers.index(filled[0])} and "
                 f"{_kind(header)} on rank {headers.index(header)}: give all ranks the same dtypes and shapes"
             )
-    if not counts[dist.get_rank(group)]:
+    if not counts[rank]:
         rows = _empty(filled[0], rows.features.device)
     if any(header[_WEIGHTED] for header in filled):
         rows = rows._replace(sample_weight=_float64_weight(rows))
@@ -227,7 +228,10 @@ def gather(
         return gather_moments(group, rows, counts), offered
     parts = [part for part in rows if part is not None]
     flat = torch.cat([_bytes(part) for part in parts], 1)
-    joined = gather_rows(group, flat, counts)
+    padded = flat.new_zeros(most, flat.shape[1])
+    padded[: len(flat)] = flat
+    everyone = gather_equal(group, padded.to(device)[None]).to(flat.device)
+    joined = torch.cat([everyone[k, :count] for k, count in enumerate(counts)])
     columns = iter(torch.split_with_sizes(joined, [_width(part) * part.element_size() for part in parts], 1))
     found = [
         None if part is None else next(columns).clone().view(part.dtype).reshape(-1, *part.shape[1:]) for part in rows
@@ -304,27 +308,50 @@ def moments_are_fewer(counts: list[int], rows: Samples) -> bool:
         return False
     k, m = rows.features.shape[1], rows.targets.shape[1]
     row = k * rows.features.element_size() + m * rows.targets.element_size() + 8 * (rows.sample_weight is not None)
-    return max(counts) * row > 8 * min(max(counts), k + 1 + m) * (k + 1 + m)
+    rounds = math.ceil(math.log2(len(counts)))
+    return (len(counts) - 1) * max(counts) * row > rounds * 8 * min(max(counts), k + 1 + m) * (k + 1 + m)
 
 
 def gather_moments(group: Any, rows: Samples, counts: list[int]) -> Samples:
-    """At most k + 1 + m rows with the second moments of all ranks' rows, of which rank i has counts[i].
-
-    Every rank factors its table [Φ 1 Y]√w, and then the factors of all in the order of ranks: nothing is squared, so no
-    digits are lost, and all ranks compute the same bits.
-    """
+    """At most k + 1 + m rows with the second moments of all ranks' rows, of which rank i has counts[i]."""
     x, y = rows.features.double(), rows.targets.double()
-    table = triangular(torch.cat([x, x.new_ones(len(x), 1), y], 1) * _float64_weight(rows).sqrt()[:, None])
-    everyone = gather_rows(group, table, [min(count, table.shape[1]) for count in counts])
-    return as_samples(triangular(everyone), x.shape[1])
+    table = torch.cat([x, x.new_ones(len(x), 1), y], 1) * _float64_weight(rows).sqrt()[:, None]
+    return as_samples(reduce_rows(group, table.to(_device(group)), counts).to(x.device), x.shape[1])
 
 
-def gather_rows(group: Any, rows: Tensor, counts: list[int]) -> Tensor:
-    """The rows of all ranks in the order of ranks, of which rank i has counts[i]."""
-    padded = rows.new_zeros(max(counts), rows.shape[1])
-    padded[: len(rows)] = rows
-    everyone = gather_equal(group, padded.to(_device(group))[None]).to(rows.device)
-    return torch.cat([everyone[k, :count] for k, count in enumerate(counts)])
+def reduce_rows(group: Any, table: Tensor, counts: list[int]) -> Tensor:
+    """R with RᵀR = MᵀM, for M the tables (counts[i], c) of all ranks stacked; the same on all ranks.
+
+    A butterfly of QR decompositions: in each round a rank meets another, and both factor their two tables, the lower
+    rank's on top. Nothing is squared, so no digits are lost, and both compute the same bits. Ranks beyond a power of
+    two hand their table over before, and receive the result.
+    """
+    rank, size, c = dist.get_rank(group), len(counts), table.shape[1]
+    power = 1 << (size.bit_length() - 1)
+    held = [min(count, c) for count in counts]
+    table = triangular(table)
+    for i in range(size - power):
+        if rank == power + i:
+            _exchange(group, i, table, None)
+        elif rank == i:
+            table = triangular(
+                torch.cat([table, _exchange(group, power + i, None, table.new_empty(held[power + i], c))])
+            )
+        held[i] = min(held[i] + held[power + i], c)
+    bit = 1
+    while bit < power:
+        if rank < power:
+            other = rank ^ bit
+            theirs = _exchange(group, other, table, table.new_empty(held[other], c))
+            table = triangular(torch.cat([table, theirs] if rank < other else [theirs, table]))
+        held = [min(held[i] + held[i ^ bit], c) for i in range(power)]
+        bit *= 2
+    for i in range(size - power):
+        if rank == i:
+            _exchange(group, power + i, table, None)
+        elif rank == power + i:
+            table = _exchange(group, i, None, table.new_empty(held[0], c))
+    return table
 
 
 def triangular(table: Tensor) -> Tensor:
@@ -350,6 +377,18 @@ def as_samples(table: Tensor, k: int) -> Samples:
     table = table - torch.outer(v, (2 / (v @ v)) * (v @ table))
     samples = table / table[:, k : k + 1]
     return Samples(samples[:, :k], samples[:, k + 1 :], table[:, k].square())
+
+
+def _exchange(group: Any, other: int, sent: Tensor | None, received: Tensor | None) -> Any:
+    peer = dist.get_global_rank(group, other)
+    operations = []
+    if sent is not None and sent.numel():
+        operations.append(dist.P2POp(dist.isend, sent.contiguous(), peer, group))
+    if received is not None and received.numel():
+        operations.append(dist.P2POp(dist.irecv, received, peer, group))
+    for work in dist.batch_isend_irecv(operations) if operations else []:
+        work.wait()
+    return received
 
 
 def _float64_weight(rows: Samples) -> Tensor:
