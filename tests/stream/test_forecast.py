@@ -165,7 +165,7 @@ def test_a_new_leader_has_the_lead_over_all_others_and_one_event_makes_none(monk
     for row in errors:
         lead = row[leader] - row
         known[:, :2] += rate * (np.stack([lead, lead**2], 1) - known[:, :2])
-        leader = choice.follow_leader.py_func(known, leader, -1, rate / (2 - rate))
+        leader = choice.follow_leader.py_func(known, leader, -1, rate / (2 - rate), 2.0)
         led.append(leader)
     assert led[-1] == 2
     recent = rate * (1 - rate) ** np.arange(600)[::-1] @ errors

@@ -26,6 +26,7 @@ STEPS: Floats = (
     0.02 * np.sqrt(np.pi / 2) / np.array([NormalDist().pdf(min(abs(score), SCORES[-3])) for score in SCORES])
 )
 KNOWN = len(LEVELS) + 1  # quantiles of errors, and the number of errors
+OPTIONS = np.array(tuple(field.start for field in parts.OPTIONS.fields.values()), parts.OPTIONS.dtype)
 SAVED = {"own": ("heads", parts.OWN), "joint": ("heads", parts.JOINT)} | {
     name: (name, 0) for name in ("stack", "exogenous", "changes", "shared")
 }
@@ -119,7 +120,7 @@ class ForecastModel:
         self._write_settings(terms)
         self.part("QUANTILES")[:] = np.sqrt(np.pi / 2) * SCORES[:, None, None]
         self._workspace, self._call = np.zeros(layout.workspace), np.zeros((), parts.CALL.dtype)
-        self._given = (self._workspace, self.memory.vector, layout.numbers, self._call)
+        self._given = (self._workspace, self.memory.vector, layout.numbers, OPTIONS, self._call)
         self._slots = self._workspace[: len(parts.given.slots)].view(np.int64)
         self._slots[: len(self._given)] = [array.ctypes.data for array in self._given]
         # Views of a row's every call.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 
 from sepsa import candidates
-from sepsa.stream.forecast.kernels.heads import RISE, SHARPNESS, dot, gains, learn_error
+from sepsa.stream.forecast.kernels.heads import RISE, dot, gains, learn_error
 from sepsa.stream.forecast.kernels.parts import (
     CHANGE_SQUARE,
     ERROR_SQUARE,
@@ -20,9 +20,9 @@ from sepsa.stream.forecast.kernels.parts import (
     LEAD,
     LEAD_SQUARE,
     PRODUCT,
-    STACK_FORGETTING,
     TREND_ROWS,
     fixed,
+    given,
     row,
     shared,
     size,
@@ -33,11 +33,6 @@ from sepsa.stream.kernels.robust import HUGE
 
 # Of exponential smoothing without and with a season: rates of level, trend and season; how a trend is damped.
 SMOOTHING = ((0.95, 0.2, 0.0, 1.0), (0.5, 0.05, 0.3, 0.98))
-CHOICE = 0.999  # discount of the errors of candidates
-STRETCH = 96.0  # steps ahead from which these are remembered in proportion to the step
-SURE = 1.5  # standard errors from which heads beat a naive forecast
-LEAST_LEAD = 1.5  # standard errors from which another naive forecast beats the one in use
-GUARD = 3.0  # standard errors by which the latest absolute errors of heads may be larger
 RECENT = 0.99  # discount of the errors by which forecasts are bounded and intervals scaled
 
 exceeds = called(candidates.exceeds)
@@ -153,7 +148,7 @@ def learn_stack(model, t, now):
         "HEADS OFF W X PROFILE GAIN RESTORED U D LEFT TURN UNIT", model
     )
     base, lags = shared.views("BASE LAGS", model)
-    H, phase = size.horizon(model), shared.COUNTS(model).phase
+    H, phase, forgetting = size.horizon(model), shared.COUNTS(model).phase, given.OPTIONS(model).stack
     for h in range(min(t, H) if x.size > 0 else 0):
         at = (t - h - 1) % H
         for j in range(z.size):
@@ -163,7 +158,7 @@ def learn_stack(model, t, now):
             x[1] = heads[at, j, h] - last
             seasonal(periods, profile[j], h, phase - h - 1, last, lags[j], now - h - 1, now, off[at, j], x)
             e = z[j] - heads[at, j, h] - dot(W[j, h], x)
-            first = gains(U[j, h], D[j, h], left[j, h], ridge, turn[j, h], STACK_FORGETTING, x, gain, restored, unit)
+            first = gains(U[j, h], D[j, h], left[j, h], ridge, turn[j, h], forgetting, x, gain, restored, unit)
             learn_error(W[j, h], gain, restored, first, e)
 
 
@@ -176,11 +171,11 @@ def follow_candidates(model, t, now):
         "NAIVE TYPICAL MISSED KNOWN LEADER HEADS STACKED MIXED SMOOTHED", model
     )
     base, lags, told = shared.views("BASE LAGS MADE", model)
-    H, bases = size.horizon(model), periods.size + 1
+    options, H, bases = given.OPTIONS(model), size.horizon(model), periods.size + 1
     largest = 10.0  # typical errors
     for h in range(min(t, H)):
         at = (t - h - 1) % H
-        rate = choice_rate(h, t)
+        rate = max(choice_rate(options, h), min(RISE / (t - h), 1.0))
         soon = max(1.0 - RECENT, 1.0 / (t - h))
         for j in range(z.size):
             if not there[j]:
@@ -221,15 +216,9 @@ def follow_naive(known, error, change, leading, rate, soon):
 
 
 @called
-def choice_rate(h, t):
-    """The rate at row t of the errors by which the forecast of step h + 1 is chosen: far steps remember for longer."""
-    return max(slow_rate(h), min(RISE / (t - h), 1.0))
-
-
-@called
-def slow_rate(h):
-    """The rate of these errors after many rows."""
-    return (1.0 - CHOICE) / max(1.0, (1.0 + h) / STRETCH)
+def choice_rate(options, h):
+    """The rate of the errors by which the forecast of step h + 1 is chosen: far steps remember for longer."""
+    return (1.0 - options.choice) / max(1.0, (1.0 + h) / options.stretch)
 
 
 @called
@@ -245,15 +234,15 @@ def share_of_rows(rate, first, rows, h):
 
 
 @called
-def follow_leader(known, leader, near, share):
-    """The naive forecast to use: another than `leader` where its errors were smaller by LEAST_LEAD standard errors.
+def follow_leader(known, leader, near, share, least):
+    """The naive forecast to use: another than `leader` where its errors were smaller by `least` standard errors.
 
     Half of these are enough for `near`, which the step before uses.
     """
     best, found = 0.0, leader
     for i in range(len(known)):
         gain, square = known[i, LEAD], known[i, LEAD_SQUARE]
-        certainty = 0.5 * LEAST_LEAD if i == near else LEAST_LEAD
+        certainty = 0.5 * least if i == near else least
         if gain > best and exceeds(gain, square, share, max(1.0 - share, 0.0), certainty):
             best, found = gain, i
     if found != leader:
@@ -266,12 +255,12 @@ def follow_leader(known, leader, near, share):
 
 
 @called
-def trust(known, share, latest):
+def trust(known, share, latest, least, guard):
     """How far a forecast goes from the naive one towards the mean of heads and stack, in [0, 1].
 
     As far as the regression of the naive errors on such changes says, and one standard error farther, where that is
-    significant: from SURE standard errors on, fully from one more on. Not at all where the latest absolute errors are
-    larger, by GUARD standard errors. A mean over rows counts one of them with `share`, that of the latest errors
+    significant: from `least` standard errors on, fully from one more on. Not at all where the latest absolute errors
+    are larger, by `guard` standard errors. A mean over rows counts one of them with `share`, that of the latest errors
     with `latest`.
     """
     together, change, error = known[PRODUCT], known[CHANGE_SQUARE], known[ERROR_SQUARE]
@@ -279,8 +268,8 @@ def trust(known, share, latest):
         return 0.0
     slope = together / change
     rest = max(error - slope * together, 1e-9 * error + 1e-300)
-    sure = math.sqrt(slope * together / (rest * share)) - SURE
-    worse = known[GAIN] / math.sqrt(known[GAIN_SQUARE] * latest + 1e-300) + GUARD
+    sure = math.sqrt(slope * together / (rest * share)) - least
+    worse = known[GAIN] / math.sqrt(known[GAIN_SQUARE] * latest + 1e-300) + guard
     towards = min(slope + math.sqrt(rest * share / change), 1.0)
     return towards * min(max(sure, 0.0), 1.0) * min(max(worse, 0.0), 1.0)
 
@@ -294,7 +283,7 @@ def choose(model, t, now):
         "X W MISSED LEADER HEADS STACKED MIXED PROFILE OFF KNOWN SMOOTHED", model
     )
     extent, made, lags = shared.views("EXTENT MADE LAGS", model)
-    H, phase, bases = size.horizon(model), shared.COUNTS(model).phase, periods.size + 1
+    options, H, phase, bases = given.OPTIONS(model), size.horizon(model), shared.COUNTS(model).phase, periods.size + 1
     at = t % H
     heads, stacked, mixed, made = heads[at], stacked[at], mixed[at], made[at]
     for j in range(z.size):
@@ -309,14 +298,14 @@ def choose(model, t, now):
                 seasonal(periods, profile[j], h, phase, z[j], lags[j], now, now + h + 1, off[at, j], x)
                 stacked[j, h] = min(max(mean + dot(W[j, h], x), low - width), high + width)
             a, b = missed[bases, j, h], missed[bases + 1, j, h]
-            share = 0.5 if a == b else 1.0 / (1.0 + min((b / a if a > 0.0 else HUGE), 1e3) ** (2.0 * SHARPNESS))
+            share = 0.5 if a == b else 1.0 / (1.0 + min((b / a if a > 0.0 else HUGE), 1e3) ** (2.0 * options.sharpness))
             mixed[j, h] = mean + share * (stacked[j, h] - mean)
-            share, own = share_of_rows(slow_rate(h), RISE, t - h, h), known[j, h]
-            leader = follow_leader(own, leaders[j, h], leaders[j, h - 1] if h > 0 else -1, share)
+            share, own = share_of_rows(choice_rate(options, h), RISE, t - h, h), known[j, h]
+            leader = follow_leader(own, leaders[j, h], leaders[j, h - 1] if h > 0 else -1, share, options.lead)
             usual = naive_forecast(periods, lags[j], smoothed[at, j, h], h, leader, t + h + 1, now + h + 1, z[j])
             leaders[j, h] = leader
             latest = share_of_rows(1.0 - RECENT, 1.0, t - h, h)
-            far = trust(own[leader], share, latest)
+            far = trust(own[leader], share, latest, options.sure, options.guard)
             made[j, h] = usual + far * (mixed[j, h] - usual)
 
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 
 from sepsa.stream.forecast.kernels.choice import choice_rate, last_value
-from sepsa.stream.forecast.kernels.heads import dot, gains, learn_error
-from sepsa.stream.forecast.kernels.parts import INPUTS_FORGETTING, changes, exogenous, fixed, given, row, shared, size
+from sepsa.stream.forecast.kernels.heads import RISE, dot, gains, learn_error
+from sepsa.stream.forecast.kernels.parts import changes, exogenous, fixed, given, row, shared, size
 from sepsa.stream.kernels.compilation import called
 from sepsa.stream.kernels.weigh import weigh
 
@@ -30,7 +30,7 @@ def standardized(off, variance):
 
 
 @called
-def moments_rate(t):
+def slow_rate(t):
     """The rate at row t of the moments of exogenous inputs."""
     return max(1.0 / 2048, 1.0 / (t + 1.0))
 
@@ -54,7 +54,7 @@ def look(model, i, t, ahead):
             before = E[i + since, c] if since > 0 else ring[(t + since) % len(ring), c]
             change, k = E[i + ahead, c] - before, s * x.size + c
             if ahead == 0 and not math.isnan(change):
-                squares[k] += moments_rate(t) * (change * change - squares[k])
+                squares[k] += slow_rate(t) * (change * change - squares[k])
             d[k] = standardized(change, squares[k])
 
 
@@ -79,16 +79,16 @@ def explain(model, j, h, made, last, t, now):
 @called
 def input_gains(model):
     """Update the covariances by the inputs of a row and by their changes; returns the first coordinates restored."""
-    x = row.INPUTS(model)
+    x, forgetting = row.INPUTS(model), given.OPTIONS(model).exogenous
     ridge, changes_ridge = fixed.views("EXOGENOUS_RIDGE CHANGES_RIDGE", model)
     if x.size == 0:
         return -1, -1
     gain, restored, U, D, left, turn, unit = exogenous.views("GAIN RESTORED U D LEFT TURN UNIT", model)
-    first = gains(U, D, left, ridge, turn, INPUTS_FORGETTING, x, gain, restored, unit)
+    first = gains(U, D, left, ridge, turn, forgetting, x, gain, restored, unit)
     d, gain, restored, U, D, left, turn, unit = changes.views("INPUTS GAIN RESTORED U D LEFT TURN UNIT", model)
     if d.size == 0:
         return first, -1
-    return first, gains(U, D, left, changes_ridge, turn, INPUTS_FORGETTING, d, gain, restored, unit)
+    return first, gains(U, D, left, changes_ridge, turn, forgetting, d, gain, restored, unit)
 
 
 @called
@@ -96,7 +96,7 @@ def learn_explained(model, j, h, first, t, e):
     """Let each way learn the error e of a forecast of series j at row t, which `explain` has just explained."""
     gain, restored, W = exogenous.views("GAIN RESTORED W", model)
     ways, losses = changes.views("WAYS LOSS", model)
-    rate = choice_rate(h, t)
+    rate = max(choice_rate(given.OPTIONS(model), h), min(RISE / (t - h), 1.0))
     for k in range(ways.size):
         losses[j, h, k] += rate * (abs(e - ways[k]) - losses[j, h, k])
     learn_error(W[j, h], gain, restored, first[0], e - ways[0])
@@ -127,7 +127,7 @@ def follow_inputs(model, i, t):
     """Let the moments of the exogenous inputs learn those of row t."""
     mean, variance = exogenous.views("MEAN VARIANCE", model)
     e = given.E(model)[i]
-    rate = moments_rate(t)
+    rate = slow_rate(t)
     for c in range(e.size):
         if not math.isnan(e[c]):
             off = e[c] - mean[c]

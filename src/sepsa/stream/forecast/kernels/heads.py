@@ -12,14 +12,13 @@ from __future__ import annotations
 import math
 
 from sepsa import restoration
-from sepsa.stream.forecast.kernels.parts import NEXT, UPDATES, fixed, heads, plan, row, shared, size
+from sepsa.stream.forecast.kernels.parts import NEXT, UPDATES, fixed, given, heads, plan, row, shared, size
 from sepsa.stream.kernels.compilation import called
 from sepsa.stream.kernels.head import rank_one
 from sepsa.stream.kernels.weigh import relative_weight
 
 # Over the number of rows so far, the rate of recent means while these are few: later rows count more than first ones.
 RISE = 1.5
-DISCOUNT, SHARPNESS = 0.998, 20.0  # of the losses by which heads are weighed, and their power
 FIRST_ROWS = 32  # before any value is implausible, and any loss a measure of others
 
 due = called(restoration.due)
@@ -89,9 +88,10 @@ def learn_targets(model, family, t):
     X, W, losses, gain, restored, first = heads.views("X W LOSS GAIN RESTORED FIRST", model, family)
     base = shared.BASE(model)
     H = size.horizon(model)
+    discount = given.OPTIONS(model).discount
     for h in range(min(t, H)):
         at = (t - h - 1) % H
-        rate = max(1.0 - DISCOUNT, min(RISE / (t - h), 1.0))
+        rate = max(1.0 - discount, min(RISE / (t - h), 1.0))
         for g in range(targets.shape[0]):
             x = X[at, g]
             for i in range(targets.shape[1]):
@@ -162,14 +162,14 @@ def add_forecasts(model, family, t, total):
     targets = plan.TARGETS(model, family)
     best, weight = row.views("BEST WEIGHT", model)
     X, W, losses = heads.views("X W LOSS", model, family)
-    H = size.horizon(model)
+    H, sharpness = size.horizon(model), given.OPTIONS(model).sharpness
     for g in range(W.shape[1]):
         x = X[t % H, g]
         for i in range(targets.shape[1]):
             j = targets[g, i]
             for v in range(W.shape[0]):
                 for h in range(H):
-                    share = relative_weight(losses[v, g, i, h], best[j, h], SHARPNESS, 1e-300, 0.0)
+                    share = relative_weight(losses[v, g, i, h], best[j, h], sharpness, 1e-300, 0.0)
                     total[j, h] += share * dot(W[v, g, i, h], x)
                     weight[j, h] += share
 

@@ -24,8 +24,18 @@ TERM = ("TERM_SERIES", "TERM_AGO", "LESS_SERIES", "LESS_AGO", "FACTOR")  # parts
 NEXT, UPDATES = range(2)  # in TURN: the coordinate that is restored next, and the number of updates
 LEAD, LEAD_SQUARE, GAIN, GAIN_SQUARE, PRODUCT, CHANGE_SQUARE, ERROR_SQUARE = range(7)  # in KNOWN
 
-STACK_FORGETTING, STACK_RIDGE = 0.9995, 30.0
-INPUTS_FORGETTING = 0.9998  # of the heads on exogenous inputs
+OPTIONS = Record(
+    discount=Field(float, 0.998),  # of the losses by which heads are weighed
+    sharpness=Field(float, 20.0),  # the power of these losses
+    exogenous=Field(float, 0.9998),  # forgetting of the head on exogenous inputs
+    stack=Field(float, 0.9995),  # forgetting of the stacks
+    choice=Field(float, 0.999),  # discount of the errors of candidates
+    stretch=Field(float, 96.0),  # steps ahead from which these are remembered in proportion to the step
+    sure=Field(float, 1.5),  # standard errors from which heads beat a naive forecast
+    lead=Field(float, 1.5),  # the same, from which another naive forecast beats the one in use
+    guard=Field(float, 3.0),  # standard errors by which the latest absolute errors of heads may be larger
+)
+STACK_RIDGE = 30.0
 TREND_ROWS = 12  # whose mean change is the drift of a series without seasons
 # Whether quantiles are wanted, and the exogenous inputs of later rows are used; the revised value, of a series some
 # rows ago.
@@ -56,6 +66,7 @@ def scratch(name: str, shape: str, dtype: Any = float) -> Part:
 given = Frame(
     "forecaster",
     tuple(SIZES.split()),
+    Part("OPTIONS", OPTIONS),
     Part("CALL", CALL),
     number("Y", "rows series"),
     number("E", "rows exogenous"),
@@ -194,7 +205,7 @@ stack = Group(
     sizes={
         "stacked": stacked,
         "above_stacked": lambda sizes: triangle(stacked(sizes)),
-        "stacked_restored": lambda sizes: restored_at_once(stacked(sizes), STACK_FORGETTING),
+        "stacked_restored": lambda sizes: restored_at_once(stacked(sizes), OPTIONS.fields["stack"].start),
         "season_rows": lambda sizes: sizes["longest"] + 1,
         "smoothers": lambda sizes: 1 + (sizes["seasons"] > 0),
         "naive": lambda sizes: 2 * (sizes["seasons"] + 1) + 1 + (sizes["seasons"] > 0),
@@ -224,7 +235,7 @@ exogenous = Group(
     scratch("UNIT", "exogenous"),
     sizes={
         "above_exogenous": lambda sizes: triangle(sizes["exogenous"]),
-        "exogenous_restored": lambda sizes: restored_at_once(sizes["exogenous"], INPUTS_FORGETTING),
+        "exogenous_restored": lambda sizes: restored_at_once(sizes["exogenous"], OPTIONS.fields["exogenous"].start),
     },
     rules=(TURN_RULE,),
 )
@@ -246,7 +257,7 @@ changes = Group(
     sizes={
         "changes": changed,
         "above_changes": lambda sizes: triangle(changed(sizes)),
-        "changes_restored": lambda sizes: restored_at_once(changed(sizes), INPUTS_FORGETTING),
+        "changes_restored": lambda sizes: restored_at_once(changed(sizes), OPTIONS.fields["exogenous"].start),
         "kept_inputs": lambda sizes: sizes["longest"] + 2 if changed(sizes) else 0,
         "changing_steps": lambda sizes: sizes["horizon"] + 1,
         "ways": lambda sizes: 3 if changed(sizes) else int(sizes["exogenous"] > 0),
