@@ -145,7 +145,7 @@ def test_the_head_of_a_fit_equals_ridge_regression_on_its_features():
         lambda seed: StreamLearner(3, 1, regression=True, hidden=(), skip=True, ridge=2.0, seed=seed),
         batch_fit.Table(X, Y, np.ones(len(X))),
         batch_fit.Schedule(passes=3, forgetting=1.0),
-        batch_fit.RandomDraws.draw(np.random.RandomState(0), len(X), 3),
+        batch_fit.drawn(np.random.RandomState(0), len(X), 3),
     )
     Z = np.hstack([(X - X.mean(0)) / X.std(0), np.ones((len(X), 1))])
     offset = Y.mean(0)
