@@ -52,10 +52,6 @@ def texts(X: Any) -> Any:
     return pd.DataFrame({"a": X[:, 0], "name": [f"n{abs(int(40 * x))}" for x in X[:, 1]]})
 
 
-def with_gaps(X: Any) -> Any:
-    return np.where(X > 1.5, np.nan, X)
-
-
 class Kind:
     """What the kinds have in common: a model with a state, saved by `sepsa.save` or pickled."""
 
@@ -449,7 +445,7 @@ CASES: dict[str, Any] = {
     "sepsa-by-torch.pt": Training({"samples_per_epoch": 20}, by_torch=True),
     "regressor.sepsa": Estimator(REGRESSOR),
     "regressor-fourier.sepsa": Estimator(REGRESSOR, FOURIER),
-    "regressor-gaps.sepsa": Estimator(REGRESSOR, FOURIER, table=with_gaps),
+    "regressor-gaps.sepsa": Estimator(REGRESSOR, FOURIER, table=lambda X: np.where(X > 1.5, np.nan, X)),
     "regressor-linear.sepsa": Estimator(REGRESSOR, {"hidden_layer_sizes": (), "body": "fourier"}),
     "regressor-two-targets.sepsa": Estimator(REGRESSOR, FOURIER, outputs=2),
     "regressor-fit.sepsa": Estimator(REGRESSOR, SMALL | {"max_iter": 3}, "fit"),

@@ -460,10 +460,6 @@ def of_classes(loss_fn, solver=RLS, times=2):
     return Net(2, solver).learn(y=one_hot(torch.arange(8) % 2, 2).float(), loss_fn=loss_fn, times=times)
 
 
-def by_hand(outputs, targets):
-    return (targets - outputs).square().mean()
-
-
 class Ridged(torch.optim.SGD):
     def __init__(self, params, ridge, lr):
         super().__init__(params, lr=lr, weight_decay=ridge)
@@ -525,7 +521,8 @@ FURTHER = {
         f"{name} that broadcasts, {way}": (lambda loss_fn=loss_fn, way=way: (
             Net(then=nn.Flatten(0)).learn(loss_fn=loss_fn) if way == "learn"
             else Net(then=nn.Flatten(0)).observe(loss_fn)), BROADCAST)
-        for name, loss_fn in {"mse_loss": mse_loss, "L1Loss": nn.L1Loss(), "by hand": by_hand}.items()
+        for name, loss_fn in (
+            ("mse_loss", mse_loss), ("L1Loss", nn.L1Loss()), ("by hand", lambda z, y: (y - z).square().mean()))
         for way in ("learn", "observe")
     },
     "a loss of one shape": (

@@ -26,8 +26,9 @@ Path = tuple[Any, ...]
 def damages(state: Any) -> Iterator[tuple[str, Any]]:
     """Copies of a nested state, each damaged in one place, with a name for what was done."""
     for path, value in list(walk(state)):
+        where = "".join(f"[{key!r}]" for key in path) or "the whole"
         for what, damaged in of_value(path, value):
-            yield f"{spell(path)}: {what}", put(state, path, damaged)
+            yield f"{where}: {what}", put(state, path, damaged)
 
 
 def walk(state: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
@@ -52,10 +53,6 @@ def put(state: Any, path: Path, new: Any) -> Any:
     items = list(state)
     items[key] = put(items[key], rest, new)
     return type(state)(items) if type(state) in (list, tuple) else items
-
-
-def spell(path: Path) -> str:
-    return "".join(f"[{key!r}]" for key in path) or "the whole"
 
 
 def of_value(path: Path, value: Any) -> Iterator[tuple[str, Any]]:

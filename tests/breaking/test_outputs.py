@@ -72,43 +72,27 @@ def check_old(path):
     assert sepsa.load(path)["a"].sum() == 3000
 
 
-@contextlib.contextmanager
-def file_limit(size):
-    """No file may grow beyond this: what a quota does."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 @pytest.mark.parametrize("room", [0, 1, 100, 5000, 100_000, 1_500_000])
 def test_where_there_is_no_room_the_old_one_stays(old, room):
-    with file_limit(room), pytest.raises(OSError, match=r"File too large"):
-        sepsa.save(NEW, old, keep=3)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))  # no file may grow beyond it: what a quota does
+    try:
+        with pytest.raises(OSError, match=r"File too large"):
+            sepsa.save(NEW, old, keep=3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     check_old(old)
 
 
-@contextlib.contextmanager
-def nobody():
-    """Without the rights of root, who may write anywhere."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
 def test_a_folder_that_cannot_be_written_or_is_not_there(old):
+    user = os.geteuid()
     old.parent.chmod(0o555)
+    os.seteuid(user or 65534)  # without the rights of root, who may write anywhere
     try:
-        with nobody(), pytest.raises(PermissionError):
+        with pytest.raises(PermissionError):
             sepsa.save(NEW, old)
     finally:
+        os.seteuid(user)
         old.parent.chmod(0o755)
     with pytest.raises(FileNotFoundError):
         sepsa.save(OLD, "none/model.sepsa")

@@ -80,12 +80,6 @@ LAWFUL = re.compile(
 )
 
 
-def unlawful(cases):
-    for what, damaged in cases:
-        if not LAWFUL.fullmatch(what):
-            yield what, damaged
-
-
 class Live:
     """A model, and its module where its weights are beside its state."""
 
@@ -140,7 +134,9 @@ def judge(kind, rows, cases, start=None):
                 harm.append(f"half loaded: one of {[what for what, _ in refused]}")
             refused.clear()
 
-    for what, damaged in unlawful(cases(whole)):
+    for what, damaged in cases(whole):
+        if LAWFUL.fullmatch(what):
+            continue
         count += 1
         try:
             load(damaged)

@@ -175,9 +175,8 @@ def test_a_new_leader_has_the_lead_over_all_others_and_one_event_makes_none(monk
     known, leader = np.zeros((2, 7)), 0
     for row in alike:
         known[1, :2] += rate * (np.array([row[0] - row[1], (row[0] - row[1]) ** 2]) - known[1, :2])
-        assert (
-            choice.follow_leader.py_func(known.copy(), 0, -1, 10 * rate / (2 - rate), 2.0) == 0
-        )  # errors of ten rows ahead
+        # errors of ten rows ahead
+        assert choice.follow_leader.py_func(known.copy(), 0, -1, 10 * rate / (2 - rate), 2.0) == 0
 
 
 def test_inputs_are_lags_less_the_value_changes_of_others_and_both_by_the_time_of_the_season():
@@ -734,10 +733,7 @@ def test_leaps_without_a_common_step_are_refused_not_dropped():
     with pytest.warns(UserWarning, match="7 row.* as the rows after them have earlier times"):
         model.learn_one(1.0, time=50 * HOUR)
     assert (model.rows, model.refused_) == (51, 7)
-
-
-def test_a_leap_among_the_first_rows_leaves_a_model_that_loads_and_sparse_times_too():
-    for at in (
+    for at in (  # a leap among the first rows, and sparse times, leave a model that loads
         np.concatenate([np.arange(5.0), 5000 + np.arange(50.0)]) * HOUR,
         np.concatenate([np.arange(9.0), 9 + 40.0 * np.arange(1, 60) + np.arange(59) % 7]) * HOUR,
     ):

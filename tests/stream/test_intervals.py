@@ -103,15 +103,10 @@ def test_saved_intervals_continue_with_the_same_bits(tmp_path):
         again.load_state_dict({})
 
 
-def explained(rows=800):
-    """A series that an input of the same row explains, and the input."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=rows)
-    return 3 * x + 0.3 * rng.normal(size=rows), x[:, None]
-
-
 def test_forecasts_with_and_without_inputs_have_intervals_of_their_own():
-    y, X = explained()
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(800, 1))
+    y = 3 * X[:, 0] + 0.3 * rng.normal(size=800)
     model = SepSAForecaster(2, seasons=(), lags=4)
     with_inputs = model.prequential(y[:-2], X[:-2], coverage=0.9, known_ahead=True)
     _, low, high = model.predict(coverage=0.9)

@@ -99,7 +99,7 @@ def test_a_sentinel_among_the_targets_is_bounded(how, sentinel):
     assert np.median(std) < 3 * np.median(clean.predict(X, return_std=True)[1])
 
 
-def test_targets_and_weights_that_overflow_are_named():
+def test_targets_and_weights_that_overflow_or_are_no_numbers_are_named():
     X, y = (part[:40] for part in learners.stream())
     small = {"random_state": 0, "max_iter": 2}
     with pytest.raises(ValueError, match=r"y must lie within ±1e\+100, got a target of size .*e\+200: rescale y"):
@@ -107,6 +107,9 @@ def test_targets_and_weights_that_overflow_are_named():
     for how in ("fit", "partial_fit"):
         with pytest.raises(ValueError, match=r"y must lie within ±1e\+100, got a target of size 1e\+200"):
             getattr(REGRESSOR(**small, loss="squared"), how)(X, np.r_[1e200, y[1:]])
+    for value in ("low", None):
+        with pytest.raises(ValueError, match=f"y must hold numbers, got {value!r}: .* use SepSAClassifier for classes"):
+            REGRESSOR().fit(X, [*y[1:], value])
     for kind, targets in ((REGRESSOR, y), (CLASSIFIER, y > 0)):
         with pytest.raises(ValueError, match=r"sample_weight must be at most 1e\+30 for fit, got 1e\+300: divide all"):
             kind(**small).fit(X, targets, sample_weight=np.where(np.arange(40) % 2, 1e300, 1e-300))
@@ -129,13 +132,6 @@ def test_an_integer_beyond_all_floats_names_its_column(how):
             getattr(REGRESSOR(max_iter=2), how)(inputs, targets, sample_weight=weight)
     with pytest.raises(ValueError, match=said.format(r"X\[:, 1\]")):
         REGRESSOR().partial_fit(X, y).predict(given)
-
-
-@pytest.mark.parametrize("value", ["low", None])
-def test_targets_that_are_no_numbers_are_named_with_the_cure(value):
-    X, y = (part[:20] for part in learners.stream())
-    with pytest.raises(ValueError, match=f"y must hold numbers, got {value!r}: .* use SepSAClassifier for classes"):
-        REGRESSOR().fit(X, [*y[1:], value])
 
 
 @pytest.mark.parametrize("pair", options.PAIRS)
