@@ -130,8 +130,9 @@ def judge(model, t, now):
             if not there[j]:
                 continue
             e = z[j] - made[at, j, h]
-            explained = e - explain(model, j, h, made[at, j, h], base[at, j], t, now)
+            explained = e
             if kinds > 1:
+                explained -= explain(model, j, h, made[at, j, h], base[at, j], t, now)
                 learn_explained(model, j, h, first, t, e)
             before = since[j]
             since[j] += was_there[at, j]
