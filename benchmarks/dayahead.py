@@ -12,8 +12,9 @@ day known; then the day is learned. All rows before `test` are learned first.
 
 `fit` is `SepSAForecaster(24, every=24, known_ahead=True, seed=s)` that fits the first rows and then learns a day at a
 time, for each seed; `last day alone` has `lags=24`, and `in order` learns the first rows once, by `update`. The mean is
-that of the forecasts of all of these. Which rows a block has was chosen on the Nordic prices; which models the mean has
-was chosen on no series. Errors are mean absolute errors, with the standard error of the days' means. Each run goes to
+that of the forecasts of all of these. `each hour` is `SepSAForecaster(24)`, which could forecast at every hour. Which
+rows a block has, and how `each hour` uses inputs, was chosen on the Nordic prices; which models the mean has was chosen
+on no series. Errors are mean absolute errors, with the standard error of the days' means. Each run goes to
 the folder `--work`, so that a run that was stopped goes on with those that are missing.
 """
 
@@ -39,7 +40,10 @@ PRINTED = {
 }
 TITLES = {"DE": "German prices", "victoria": "Victoria's demand", "NP": "Nordic prices"}
 WORDS = {"fit": "`fit`, then `update`", "last day alone": "the same, `lags=24`", "in order": "`update` alone"}
-MODELS: dict[str, dict[str, Any]] = {"fit": {}, "last day alone": {"lags": 24}, "in order": {}}
+WORDS |= {"each hour": "`SepSAForecaster(24)`, `update` alone"}
+BLOCKS = {"every": DAY, "known_ahead": True}
+MODELS: dict[str, dict[str, Any]] = {"fit": BLOCKS, "last day alone": BLOCKS | {"lags": 24}, "in order": BLOCKS}
+MODELS |= {"each hour": {"known_ahead": True}}
 
 
 def forecasts(path: Path, kind: str, seed: int) -> dict[str, Any]:
@@ -49,11 +53,11 @@ def forecasts(path: Path, kind: str, seed: int) -> dict[str, Any]:
     data = np.load(path)
     y, X, test = data["y"].astype(float), data["X"].astype(float), int(data["test"])
     times = np.datetime64(str(data["start"])) + np.arange(len(y)) * np.timedelta64(1, "h")
-    model = SepSAForecaster(DAY, every=DAY, known_ahead=True, seed=seed, **MODELS[kind])
+    model = SepSAForecaster(DAY, seed=seed, **MODELS[kind])
     warm = slice(test - 40 * DAY, test)
-    SepSAForecaster(DAY, every=DAY, known_ahead=True).fit(y[warm], X[warm], times=times[warm])  # compiles
+    SepSAForecaster(DAY, **MODELS[kind]).fit(y[warm], X[warm], times=times[warm])  # compiles
     begun = time.process_time()
-    learn = model.update if kind == "in order" else model.fit
+    learn = model.fit if kind in ("fit", "last day alone") else model.update
     learn(y[:test], X[:test], times=times[:test])
     fitted = time.process_time()
     made = []
@@ -95,7 +99,7 @@ def summary(path: Path, files: dict[tuple[str, int], Path]) -> dict[str, Any]:
         | {"fit_seconds": float(run["fit"]), "milliseconds_a_day": 1e3 * float(run["day"])}
         for (kind, seed), run in runs.items()
     ]
-    mean = error(np.mean([run["made"] for run in runs.values()], 0), y)
+    mean = error(np.mean([run["made"] for (kind, _), run in runs.items() if "every" in MODELS[kind]], 0), y)
     return {"days": len(y), "models": rows, "mean": mean, "printed": PRINTED.get(path.stem, {})}
 
 
@@ -107,10 +111,11 @@ def print_table() -> None:
         part = found.get(name, {"models": [], "printed": {}})
         for kind in dict.fromkeys(row["model"] for row in part["models"]):
             errors = [row["mae"] for row in part["models"] if row["model"] == kind]
-            seeds = f"{len(errors)} seeds" if len(errors) > 1 else "one seed"
-            print(f"| {title} | {WORDS[kind]}, {seeds} | {mean_and_spread(errors, '.3f')} |")
-        if len(part["models"]) > 1:
-            print(f"| {title} | mean of these {len(part['models'])} models | {part['mean']['mae']:.3f} |")
+            seeds = f", {len(errors)} seeds" if len(errors) > 1 else ""
+            print(f"| {title} | {WORDS[kind]}{seeds} | {mean_and_spread(errors, '.3f')} |")
+        blocks = sum("every" in MODELS[row["model"]] for row in part["models"])
+        if blocks > 1:
+            print(f"| {title} | mean of the {blocks} models in blocks | {part['mean']['mae']:.3f} |")
         for other, error in part["printed"].items():
             print(f"| {title} | {other} | {error:.3f} |")
 
@@ -131,7 +136,12 @@ def main() -> None:
     options.work.mkdir(exist_ok=True)
     os.environ.setdefault("NUMBA_NUM_THREADS", "1")  # processor seconds of one core
     paths = [path for name in options.only if (path := options.data / f"{name}.npz").exists()]
-    jobs = [(path, kind, seed) for path in paths for kind in options.models for seed in range(options.seeds)]
+    jobs = [
+        (path, kind, seed)
+        for path in paths
+        for kind in options.models
+        for seed in range(options.seeds if "every" in MODELS[kind] else 1)
+    ]
     with ProcessPoolExecutor(options.processes) as pool:
         started = {one: pool.submit(job, one[0], options.work, *one[1:]) for one in jobs}
         done = {one: future.result() for one, future in started.items()}
@@ -139,7 +149,7 @@ def main() -> None:
     for name, part in found.items():
         for row in part["models"]:
             print(f"{name:9} {row['model']:15} seed {row['seed']}: {row['mae']:.3f} ± {row['standard_error']:.3f}")
-        print(f"{name:9} mean of all: {part['mean']['mae']:.3f} ± {part['mean']['standard_error']:.3f}")
+        print(f"{name:9} mean of blocks: {part['mean']['mae']:.3f} ± {part['mean']['standard_error']:.3f}")
     importlib.import_module("sepsa.stream.forecast.blocks")  # so that the JSON records its sources
     write(__file__, found)
 
