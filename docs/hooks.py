@@ -57,7 +57,10 @@ def on_files(files: Files, config: Any, **_: Any) -> Files:
         page: (ROOT / source).read_text(encoding="utf-8")
         for page, source in PAGES.items()
     }
-    pages["map.md"] = runpy.run_path(str(ROOT / "docs" / "map.py"))["page"]()
+    for name in ("map", "parts"):
+        pages[f"{name}.md"] = runpy.run_path(str(ROOT / "docs" / f"{name}.py"))[
+            "page"
+        ]()
     for page, content in pages.items():
         files.append(File.generated(config, page, content=content))
     linked = set()

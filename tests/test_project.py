@@ -15,6 +15,7 @@ import yaml
 
 import portable
 import sepsa
+from sepsa.stream.experts import EXPERTS
 
 ROOT = Path(__file__).parents[1]
 SCHEMAS = {  # schemas that check-jsonschema includes: nothing is downloaded
@@ -131,3 +132,11 @@ def test_the_map_of_files_is_that_of_the_docstrings():
     files = [*(ROOT / "src" / "sepsa").rglob("*.py"), *(ROOT / "reproduction").rglob("*.py")]
     assert sorted(described) == sorted(file.name for file in files if file.name != "__init__.py")
     assert re.search(r"^  validation\.py +Checks of what users give and have installed$", page, flags=re.MULTILINE)
+
+
+def test_the_page_of_parts_has_what_files_of_learners_hold():
+    page = runpy.run_path(str(ROOT / "docs" / "parts.py"))["page"]()
+    assert page.startswith("# What a learner stores\n")  # the title in the navigation
+    for expert in EXPERTS:
+        assert (f"### {expert.name}\n" in page) == any(part.kept for part in expert.group.parts)
+    assert "| `ORDER` | uint32 | room | 0 | 0 … room - 1 |  |" in page
