@@ -281,12 +281,12 @@ class Clock:
 
     def found(self, at: Floats) -> Grid | None:
         """The grid of the first times, given in UTC: days and longer in local time; None for a single one."""
-        if self.told is not None:
-            return Grid(*self.told, self.local(float(at[0])))
+        other = self.copy()
+        other.grid = None if self.told is None else Grid(*self.told, 0.0)
+        if other.grid is not None:
+            return other.grid._replace(origin=other.local(float(at[0])))
         if len(at) < 2:
             return None
-        other = self.copy()
-        other.grid = None
         wall = np.array([other.local(value) for value in at.tolist()])
         if self.zone is not None and np.diff(wall).min() > 0 and (grid := find_grid(wall, self.dated)).seconds() >= DAY:
             return grid
