@@ -87,6 +87,21 @@ def test_forecasts_are_those_of_before_however_rows_are_divided_and_nothing_leak
     np.testing.assert_array_equal(every, whole[23::24])
 
 
+@pytest.mark.parametrize("same_time", ["error", "last"])
+def test_before_three_blocks_and_after_empty_ones_forecasts_follow_the_last_value_however_rows_are_divided(same_time):
+    y, _ = day_series(9)
+    Y = np.column_stack([y, y + 5])
+    Y[:30, 1] = Y[24 * 3 : 24 * 7 + 6, 1] = np.nan  # a series that begins late, and is away for four days
+    times, options = hours(len(y)), {"known_ahead": False, "seasons": (), "same_time": same_time}
+    whole = blocks(**options).prequential(Y, times=times)
+    model, parts = blocks(**options), []
+    for start, stop in ((0, 7), (7, 24), (24, 31), (31, 24 * 4), (24 * 4, 24 * 7 + 3), (24 * 7 + 3, len(y))):
+        parts.append(model.prequential(Y[start:stop], times=times[start:stop]))
+        made = model.predict()
+        np.testing.assert_array_equal(made, whole[stop - 1, : len(made)])
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
 def test_the_clock_begins_blocks_at_midnight_or_where_start_says():
     y, X = day_series(8)
     at_noon = hours(len(y), MONDAY + timedelta(hours=9))
@@ -270,6 +285,15 @@ def test_a_value_far_outside_all_before_is_missing_and_several_are_a_new_level(w
         with pytest.warns(UserWarning, match=f"^y up to {said} are far outside .* call fit with NaN in their place$"):
             getattr(model, way)(values, X, times=hours(len(y)))
         assert np.nanmax(model._history.Y[-1]) > 9e3
+
+
+def test_a_constant_is_as_far_out_as_its_size_and_zeros_say_nothing_of_it():
+    y = np.full(24 * 8, 5.0)
+    y[-3], rare = 9999.0, np.zeros(24 * 8)
+    rare[-3] = 2.0
+    model, other = (blocks(known_ahead=False).update(each) for each in (y, rare))
+    assert (model.outliers_, model.predict().tolist()) == (1, [5.0] * 24)
+    assert other._history.Y[-1, -3, 0] == 2.0
 
 
 @pytest.mark.parametrize("way", ["fit", "update"])

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from statistics import NormalDist
 from typing import Any
 
@@ -139,20 +138,24 @@ class BlockHistory:
         made = np.full((len(Y), m, H), np.nan)
         quantiles = np.full((len(Y) if intervals else 0, KNOWN, m, H), np.nan)
         told: tuple[int, Floats, Floats] | None = None
-        cuts = [0, *(np.flatnonzero(np.diff(numbers // self.every)) + 1).tolist(), len(Y)]
-        for start, stop in pairwise(cuts):
-            block = int(numbers[start]) // self.every
+        begun, last = numbers // self.every, np.flatnonzero(np.diff(numbers // self.every, append=np.iinfo(int).max))
+        start = 0
+        while start < len(Y):
+            block, stop = int(begun[start]), int(last[np.searchsorted(last, start)]) + 1
+            if self.joined and block != self.newest:
+                told = None  # opening this block closes the one before
             self._open(block)
-            if self.purpose == "forecasts" and (told is None or told[0] != block):
-                told = (block, *self._forecast(block, numbers[start:], E[start:]))
+            if self.purpose == "forecasts" and (moving := self._follows_last_value(block)).any():
+                stop = start + 1
+                told = told if np.isnan(Y[start, moving]).all() else None
             self._write(numbers[start:stop], Y[start:stop], E[start:stop])
             self.point = int(points[stop - 1])
+            if self.purpose == "forecasts" and (told is None or told[0] != block):
+                told = (block, *self._forecast(block, numbers[start:], E[start:]))
             if int(following[stop - 1]) // self.every > self.newest and not (self.closed or self.joined):
                 self._close()
             self.rows += stop - start + int(np.minimum(gaps[start:stop], IMAGINED).sum())
-            if told is None:
-                continue
-            for i in range(start, stop):
+            for i in range(start, stop) if told is not None else ():
                 block = int(following[i]) // self.every
                 if told[0] != block:
                     told = (block, *self._forecast(block, numbers[stop:], E[stop:]))
@@ -161,7 +164,17 @@ class BlockHistory:
                 made[i][:, reached] = told[1][:, slots[reached]]
                 if intervals:
                     quantiles[i][..., reached] = told[2][..., slots[reached]]
+            start = stop
         return made, quantiles
+
+    def _follows_last_value(self, block: int) -> Any:
+        """Which series (m,) are forecast in a block by their last value, so that it changes with every row.
+
+        They are all before LEAST blocks, and later those without any value in the blocks before.
+        """
+        if self.plan is None or self.blocks < LEAST:
+            return np.ones(self.settings.series, bool)
+        return np.isnan(self.plan.level(self._before(block, self.Y)))
 
     def _write(self, numbers: Any, Y: Floats, E: Floats) -> None:
         """Put rows of a block into their slots; one that comes twice, as daylight saving ends, has the mean."""
@@ -223,7 +236,7 @@ class BlockHistory:
             self._learn(row, targets, before)
 
     def _drop_implausible(self) -> None:
-        """Let values of the newest block be missing that are far outside all before.
+        """Let values of the newest block be missing that are far outside all before; zeros alone say not how far.
 
         They are a new level where they are most of the block, or the block before had several of them too.
         """
@@ -231,7 +244,7 @@ class BlockHistory:
         for j in np.flatnonzero((~np.isnan(before)).sum(0) >= LEAST * self.every).tolist():
             level = np.nanmedian(before[:, j])
             errors = np.abs(self.residuals[self.assumed :, j]).max(initial=0.0)
-            spread = max(np.nanmax(np.abs(before[:, j] - level)), errors)
+            spread = max(np.nanmax(np.abs(before[:, j] - level)), errors) or abs(level)
             far = np.abs(block[:, j] - level) > IMPLAUSIBLE * spread
             count, several = int(far.sum()), min(SEVERAL, self.every)
             if spread == 0 or not count:
