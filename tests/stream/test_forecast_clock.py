@@ -40,6 +40,15 @@ def test_a_step_that_is_given_has_its_rows_in_every_zone(zone, frequency, step):
     assert clock.ahead(1) == times[-1]
 
 
+@pytest.mark.parametrize("first", ["2026-02-28", "2026-04-30", "2026-01-31", "2026-09-30"])
+@pytest.mark.parametrize(("frequency", "step"), [("ME", "month"), ("QE", "quarter")])
+def test_a_step_of_months_that_is_given_is_counted_from_their_ends(first, frequency, step):
+    times = pd.date_range(first, periods=30, freq=frequency)
+    for count in (4, 29):
+        clock, rows = placed(times[:count], step)
+        assert (rows, clock.ahead(1)) == (count, times[count])
+
+
 @pytest.mark.parametrize(
     ("frequency", "unit", "step"),
     [
