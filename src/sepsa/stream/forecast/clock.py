@@ -15,7 +15,18 @@ import numpy as np
 
 from sepsa.states import schema
 from sepsa.stream.engine.protocol import Floats
-from sepsa.stream.forecast.grids import BUSINESS, DAY, MONTHS, SECONDS, SPARSE, Grid, check_step, day_of, find_grid, monthly
+from sepsa.stream.forecast.grids import (
+    BUSINESS,
+    DAY,
+    MONTHS,
+    SECONDS,
+    SPARSE,
+    Grid,
+    check_step,
+    day_of,
+    find_grid,
+    monthly,
+)
 from sepsa.stream.forecast.times import EPOCH, Moments, local_seconds, read_zone, seconds_east
 
 SETTLED = 256  # times after which the grid is no longer corrected
