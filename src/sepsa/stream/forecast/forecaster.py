@@ -429,17 +429,18 @@ class SepSAForecaster(Saves):
             self._history = self._new_history()
         self._clock = clock
         try:
-            with self._history.learning(purpose) as found:
-                if plan is None:
-                    result = self._history.learn(Y, E, intervals, ahead)
-                else:
-                    result = self._follow(plan, Y, E, intervals, ahead)
+            self._history = self._history.begun(purpose)
+            if plan is None:
+                result = self._history.learn(Y, E, intervals, ahead)
+            else:
+                result = self._follow(plan, Y, E, intervals, ahead)
+            found = self._history.finish()
         except BaseException:
             vars(self).update(before)
             raise
         if self.rows >= HISTORY:
             clock.first = []
-        for series, point, what in found or ():
+        for series, point, what in found:
             at = f"row {point}" if clock.last is None else clock.ahead(point - clock.last)
             of = "" if self._flat else f" of {(self._names or ())[series]!r}"
             warnings.warn(
