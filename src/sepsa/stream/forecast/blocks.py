@@ -145,31 +145,24 @@ class BlockHistory:
         made = np.full((len(Y), m, H), np.nan)
         quantiles = np.full((len(Y) if intervals else 0, KNOWN, m, H), np.nan)
         told: tuple[int, Floats, Floats] | None = None
-        begun, last = numbers // self.every, np.flatnonzero(np.diff(numbers // self.every, append=np.iinfo(int).max))
-        start = 0
-        while start < len(Y):
-            block, stop = int(begun[start]), int(last[np.searchsorted(last, start)]) + 1
-            if self.joined and block != self.newest:
-                told = None  # opening this block closes the one before
-            self._open(block)
-            if self.purpose == "forecasts" and (moving := self._follows_last_value(block)).any():
-                stop = start + 1
-                told = told if np.isnan(Y[start, moving]).all() else None
-            self._write(numbers[start:stop], Y[start:stop], E[start:stop])
-            self.point = int(points[stop - 1])
-            if self.purpose == "forecasts" and (told is None or told[0] != block):
-                told = (block, *self._forecast(block, numbers[start:], E[start:]))
-            if int(following[stop - 1]) // self.every > self.newest and not (self.closed or self.joined):
+        at: int | None = None  # the block of the row before
+        for i, number in enumerate(numbers.tolist()):
+            if at != (at := number // self.every):
+                told = None if self.joined else told  # opening this block may close the one before
+                self._open(at)
+                follows = np.flatnonzero(self._follows_last_value(at))
+            self._write(number, Y[i], E[i])
+            self.point = int(points[i])
+            if int(following[i]) // self.every > self.newest and not (self.closed or self.joined):
                 self._close()
-            self.rows += stop - start + int(np.minimum(gaps[start:stop], IMAGINED).sum())
-            for i in range(start, stop) if told is not None else ():
-                block, slots = self._slots_ahead(points[i])
-                if told[0] != block:
-                    told = (block, *self._forecast(block, numbers[stop:], E[stop:]))
+            self.rows += 1 + min(gaps[i], IMAGINED)
+            if self.purpose == "forecasts":
+                block, slots = self._slots_ahead(self.point)
+                if told is None or told[0] != block or (len(follows) and not np.isnan(Y[i, follows]).all()):
+                    told = (block, *self._forecast(block, numbers[i + 1 :], E[i + 1 :]))
                 made[i, :, : len(slots)] = told[1][:, slots]
                 if intervals:
                     quantiles[i, ..., : len(slots)] = told[2][..., slots]
-            start = stop
         return made, quantiles
 
     def _follows_last_value(self, block: int) -> Any:
@@ -181,17 +174,15 @@ class BlockHistory:
             return np.ones(self.settings.series, bool)
         return np.isnan(self._level(block))
 
-    def _write(self, numbers: Any, Y: Floats, E: Floats) -> None:
-        """Put rows of a block into their slots; one that comes twice, as daylight saving ends, has the mean."""
-        block, at = int(numbers[0]) // self.every, len(self.Y) - 1 - self.newest
-        values, inputs, count = self.Y[at + block], self.E[at + block], self.count[at + block]
-        for slot, y, e in zip((numbers % self.every).tolist(), Y, E, strict=True):
-            there = ~np.isnan(y)
-            count[slot] += there
-            before = np.where(count[slot] > 1, values[slot], y)
-            values[slot] = np.where(there, before + (y - before) / np.maximum(count[slot], 1), values[slot])
-            inputs[slot] = np.where(np.isnan(e), inputs[slot], e)
-            self.seen = np.where(there, y, self.seen)
+    def _write(self, number: int, y: Floats, e: Floats) -> None:
+        """Put a row into its slot; one that comes twice, as daylight saving ends, has the mean."""
+        place = number // self.every - self.newest - 1, number % self.every
+        values, inputs, count, there = self.Y[place], self.E[place], self.count[place], ~np.isnan(y)
+        count += there
+        before = np.where(count > 1, values, y)
+        values[:] = np.where(there, before + (y - before) / np.maximum(count, 1), values)
+        inputs[:] = np.where(np.isnan(e), inputs, e)
+        self.seen = np.where(there, y, self.seen)
 
     def _open(self, block: int) -> None:
         """Let there be this block; those before it are complete.

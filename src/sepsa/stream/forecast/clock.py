@@ -240,8 +240,12 @@ class Clock:
         """
         known = np.array(self.first)
         count = len(known) + 1
-        fits = self.grid is not None and self._fits(at)
-        steps = 0 if self.grid is None else self.grid.nearest(self.local(at)) - (self.last or 0)
+        steps, fits = 0, False
+        if self.grid is not None and self.last is not None:
+            wall = self.local(at)
+            point = self.grid.nearest(wall)
+            steps = point - self.last
+            fits = steps > 0 and abs(self.grid.at(point) - wall) <= 0.3 * self.grid.seconds()
         if (self.told and self.told[0] != MONTHS) or at <= known[-1] or steps > leap(len(known)):
             return None, ""
         tail = [*self.first[count // 2 :], at]
@@ -276,14 +280,6 @@ class Clock:
             return None, ""
         self.grid, self.last = grid, int(points[-1])
         return points - points[0], ""
-
-    def _fits(self, at: float) -> bool:
-        """Whether a time is later than the last row and near a point of the grid."""
-        assert self.grid is not None
-        assert self.last is not None
-        wall = self.local(at)
-        point = self.grid.nearest(wall)
-        return point > self.last and abs(self.grid.at(point) - wall) <= 0.3 * self.grid.seconds()
 
     def local(self, at: float) -> float:
         """Seconds since 1970 in the time of the grid, from those of UTC."""

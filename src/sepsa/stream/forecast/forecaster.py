@@ -33,7 +33,7 @@ from sepsa.stream.forecast.rows import (
     read_values,
 )
 from sepsa.stream.forecast.seasons import check_seasons
-from sepsa.stream.forecast.times import Moments, Time, Times, read_time
+from sepsa.stream.forecast.times import Moments, Time, Times, read_time, read_times
 from sepsa.stream.kernels.robust import HUGE
 from sepsa.validation import at_least, in_range
 
@@ -293,10 +293,7 @@ class SepSAForecaster(Saves):
         inputs, given = read_inputs(x)
         Y = in_order("y", self._names, names, values)[None]
         E = in_order("x", self._inputs if self._names else None, inputs, given)[None]
-        moments = None
-        if time is not None:
-            at, dated, zone = read_time(time)
-            moments = Moments(np.array([at]), dated, zone)
+        moments = None if time is None else read_times([time])
         with self._lock, DeferredInterrupt():
             self._take(Table(Y, names, names == [ONLY], moments, ""), E, inputs)
 
