@@ -312,6 +312,15 @@ def test_another_unit_is_said_once_with_the_cure(factor, way):
     model.update(Y[-48:], X[-48:])  # without a warning
 
 
+@pytest.mark.parametrize("late", [2, 12, 23])
+def test_another_unit_from_any_hour_of_a_day_is_said_once(late):
+    y, X = day_series(24)
+    y[24 * 14 + late :] *= 0.01
+    with pytest.warns(UserWarning, match="48 values are 0.0.* of the size of those before") as told:
+        blocks(seasons=(24, 168)).update(y, X)
+    assert len(told) == 1
+
+
 def test_a_new_level_of_blocks_of_two_rows_is_learned():
     level = np.where(np.arange(60) < 40, 0.0, 1000.0) + np.arange(60) % 2
     with pytest.warns(UserWarning, match="row 41: 2 of 2 values are far outside"):

@@ -22,6 +22,7 @@ from sepsa.stream.forecast.clock import HISTORY, SETTLED, Clock
 from sepsa.stream.forecast.grids import Grid
 from sepsa.stream.forecast.history import IMAGINED, Purpose
 from sepsa.stream.forecast.model import KNOWN, LEVELS, Settings
+from sepsa.stream.forecast.rows import packed
 from sepsa.stream.forecast.seasons import check_seasons
 from sepsa.stream.kernels.robust import HUGE
 from sepsa.stream.sklearn import SepSARegressor
@@ -264,15 +265,18 @@ class BlockHistory:
                 self.dropped += count
 
     def _find_units(self) -> None:
-        """Find series whose last two blocks are tiny beside all before; zeros, as of a closed shop, are left out."""
+        """Find series whose last two blocks are tiny beside all before; zeros, as of a closed shop, are left out.
+
+        The block before the two may have values of both sizes.
+        """
         there = np.where(self.Y == 0, np.nan, np.abs(self.Y))
         count = (~np.isnan(there)).sum(1)
-        size = np.nansum(there, 1) / np.maximum(count, 1)  # (blocks, m)
-        known = 2 * count >= self.every
-        least = np.where(known[:-2], size[:-2], np.inf).min(0, initial=np.inf)
-        tiny = known[-2:].all(0) & (size[-2:].max(0) < TINY * least) & known[:-2].any(0)
+        size = np.where(2 * count >= self.every, np.nansum(there, 1) / np.maximum(count, 1), np.inf)  # (blocks, m)
+        least = size[:-3].min(0, initial=np.inf)
+        tiny = (size[-2:].max(0) < TINY * least) & (size[-3:-2] >= TINY * least).all(0) & np.isfinite(least)
         for j in np.flatnonzero(tiny).tolist():
-            share = size[-2:, j].mean() / size[:-2][known[:-2, j], j].mean()
+            before = size[:-3, j]
+            share = size[-2:, j].mean() / before[np.isfinite(before)].mean()
             self.found.append((j, self.point, f"{2 * self.every} values are {share:.1g} of the size of those before"))
 
     def _seasons(self, grid: Grid | None) -> tuple[float, ...]:
@@ -550,11 +554,6 @@ def shared(learner: SepSARegressor) -> SepSARegressor:
     other = SepSARegressor.__new__(SepSARegressor)
     other.__dict__.update({name: value for name, value in vars(learner).items() if name != "_lock"})
     return other
-
-
-def packed(values: Floats) -> Floats:
-    """Values with missing ones as finite numbers: whether each is there, and what it is, or 0."""
-    return np.stack([~np.isnan(values), np.nan_to_num(values)]).astype(np.float64)
 
 
 def unpacked(new: schema.Entries, name: str, shape: tuple[int | None, ...]) -> Floats:
