@@ -28,6 +28,7 @@ from sepsa.stream.forecast.rows import (
     Table,
     arranged,
     in_order,
+    packed,
     read_inputs,
     read_table,
     read_values,
@@ -498,26 +499,23 @@ class SepSAForecaster(Saves):
                     quantiles[i] = ends
             elif not place.gaps:
                 self._waiting = [*self._waiting, (Y[i].copy(), E[i].copy())]
-            elif len(place.gaps) > 1 or place.gaps[0] > IMAGINED:
-                rows = [*self._waiting, (Y[i], E[i])]
-                self._waiting = []
-                for (y, e), gap in zip(rows, place.gaps, strict=True):
-                    result = self._history.learn_spaced(y[None], e[None], [gap], intervals, ahead)
-                made[i], quantiles[i : i + intervals] = result[0][0], result[1]
             else:
+                for (y, e), gap in zip(self._waiting, place.gaps, strict=False):
+                    self._history.learn_spaced(y[None], e[None], [gap], False, ahead)
+                self._waiting = []
                 while end < len(Y) and plain(plan[end]):
                     end += 1
-                gaps = [one.gaps[0] for one in plan[i:end]]
+                gaps = [one.gaps[-1] for one in plan[i:end]]
                 result = self._history.learn_spaced(Y[i:end], E[i:end], gaps, intervals, ahead)
                 made[i:end], quantiles[i : end if intervals else i] = result
             if not place.same:
-                self._same = np.stack([~np.isnan(Y[end - 1]), np.nan_to_num(Y[end - 1])])
+                self._same = packed(Y[end - 1])
             i = end
         return made, quantiles
 
     def _join(self, y: Floats) -> tuple[Floats, Floats]:
         """Let a further row at the last time change the values of the last row, and return the forecasts."""
-        self._same = self._same + np.stack([~np.isnan(y), np.nan_to_num(y)])
+        self._same = self._same + packed(y)
         count, total = np.where(self._same[0] > 0, self._same, np.nan)
         first = np.where(count == 1, y, np.nan)  # where the earlier rows had no value
         new = {"first": first, "last": y, "mean": total / count, "sum": total}
