@@ -346,6 +346,20 @@ def test_frames_of_inputs_have_the_times_of_the_values_and_of_the_rows_ahead():
                 model.predict(X=wrong)
 
 
+@pytest.mark.parametrize("every", [1, 24])
+def test_a_score_is_of_the_series_by_name_and_of_the_rows_ahead(every):
+    y, _ = day_series(8)
+    Y = pd.DataFrame({"a": y, "b": 2 * y}, pd.date_range(MONDAY, periods=len(y), freq="h"))
+    model = SepSAForecaster(24, every=every).update(Y[:-24])
+    score = np.abs(Y[-24:] - model.predict()).to_numpy().mean()
+    for rows in (Y[-24:], Y[-24:][["b", "a"]], Y[-24:].to_numpy()):
+        assert model.score(rows) == pytest.approx(score, rel=1e-12)
+    with pytest.raises(ValueError, match="y must have the times of the rows ahead, 2026-01-12 00:00:00 in row 0"):
+        model.score(Y[-48:-24])
+    with pytest.raises(ValueError, match="y must have the names of the first row, 'a', 'b', got 'c'"):
+        model.score(Y[-24:].rename(columns={"b": "c"}))
+
+
 def test_several_series_with_a_horizon_of_two_blocks_are_learned_together():
     y, _ = day_series(30)
     Y = np.column_stack([y, 2 * y + 5])

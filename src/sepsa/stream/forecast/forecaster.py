@@ -745,14 +745,19 @@ class SepSAForecaster(Saves):
         table = read_table("X", X)
         if len(table.values) > steps:
             raise ValueError(f"X must have at most the {steps} rows that are forecast, got {len(table.values)}")
-        if table.times is not None and self._clock.grid is not None and self._clock.last is not None:
-            for h, at in enumerate(table.times.seconds.tolist(), 1):
-                if self._clock.index(at) != self._clock.last + h:
-                    raise ValueError(
-                        f"X must have the times of the rows ahead, {self._clock.ahead(h)} in row {h - 1}, got "
-                        f"{self._clock.label(at)}: give these rows, or an array, which has no times"
-                    )
+        self._check_times("X", table)
         return arranged("X", self._inputs, table)
+
+    def _check_times(self, what: str, table: Table) -> None:
+        """Raise a ValueError where rows ahead have other times."""
+        if table.times is None or self._clock.grid is None or self._clock.last is None:
+            return
+        for h, at in enumerate(table.times.seconds.tolist(), 1):
+            if self._clock.index(at) != self._clock.last + h:
+                raise ValueError(
+                    f"{what} must have the times of the rows ahead, {self._clock.ahead(h)} in row {h - 1}, got "
+                    f"{self._clock.label(at)}: give these rows, or an array, which has no times"
+                )
 
     def _framed(self, values: Floats) -> Any:
         """Values (m, H) in the shape of the rows that were learned."""
@@ -778,9 +783,10 @@ class SepSAForecaster(Saves):
             y: The values of the next rows, at most `horizon`.
             X: Exogenous inputs of these rows.
         """
-        values = read_table("y", y).values
-        made, _ = self._forecast(len(values), E=self._rows_ahead(X, self._check_horizon(None)))
-        return float(np.nanmean(np.abs(values - made.T)))
+        table = read_table("y", y)
+        made, _ = self._forecast(len(table.values), E=self._rows_ahead(X, self._check_horizon(None)))
+        self._check_times("y", table)
+        return float(np.nanmean(np.abs(arranged("y", self._names or [], table) - made.T)))
 
     def plot(
         self, series: Hashable | None = None, *, coverage: Sequence[float] = (0.9, 0.5), ax: Axes | None = None
