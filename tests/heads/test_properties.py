@@ -233,6 +233,7 @@ SETTINGS = [
     *((make, {"ridge": 0.0}, r"ridge must be in \(0, inf\), got 0") for make in (RLS, SoftmaxNewton, OnlineLBFGS)),
     *((make, {"forgetting": 1.2}, r"forgetting must be in \(0, 1\], got 1.2") for make in (SoftmaxNewton, OnlineLBFGS)),
     *((RLS, {"ridge": ridge}, "ridge must be in") for ridge in (NAN, INF)),
+    *((RLS, {"ridge": ridge}, r"ridge must be a number in \(0, inf") for ridge in (np.bool_(True), True, "1", None)),
     *((make, {"ridge": word}, "evidence") for make, word in ((RLS, "proof"), (SoftmaxNewton, "evidence"))),
     (RLS, {"bias_ridge": 0.0}, r"bias_ridge must be in \(0, inf\), got 0"),
     (RLS, {"bias_ridge": "auto"}, r"bias_ridge must be a number in \(0, inf\) or 'ridge', got 'auto'"),
