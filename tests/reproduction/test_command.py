@@ -59,29 +59,22 @@ def test_a_wrong_name_is_one_line_with_the_right_ones(arguments, line):
     assert result.output == line + "\n"
 
 
-def test_data_that_are_not_to_be_had_are_one_line(tmp_path, monkeypatch):
-    def refused(*arguments, **options):
-        raise OSError("no network")
-
-    monkeypatch.setenv("SEPSA_DATA", str(tmp_path))
-    monkeypatch.setattr("pooch.retrieve", refused)
-    result = reproduction("run", "fig4", "--quick", "--jobs", 1, "--out", tmp_path / "results")
-    assert result.exit_code == 1
-    assert "ENB2012_data.csv is missing" in result.output
-    assert "Traceback" not in result.output
-
-
 @pytest.mark.parametrize(
     ("file", "words"),
     [
+        ("none", "ENB2012_data.csv is missing"),
         ("energy/ENB2012_data.csv", "ENB2012_data.csv is damaged or another file"),
         ("results/fig4/energy-mini-batch-sgd.json", "energy-mini-batch-sgd.json is not a results file"),
     ],
 )
-def test_a_damaged_file_is_one_line(tmp_path, monkeypatch, file, words):
-    (tmp_path / file).parent.mkdir(parents=True)
+def test_a_missing_or_damaged_file_is_one_line(tmp_path, monkeypatch, file, words):
+    def refused(*arguments, **options):
+        raise OSError("no network")
+
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).write_text("half a")
     monkeypatch.setenv("SEPSA_DATA", str(tmp_path))
+    monkeypatch.setattr("pooch.retrieve", refused)
     result = reproduction("run", "fig4", "--methods", "sgd", "--quick", "--jobs", 1, "--out", tmp_path / "results")
     assert result.exit_code == 1
     assert words in result.output
