@@ -22,7 +22,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
@@ -31,7 +30,6 @@ from reproduction.slimtik import SlimTik
 from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SelfTuning, SepSA, SoftmaxNewton, distributed
 
 ROWS, STEPS, SAVED_AT = 24, 12, 8
-LEAVES_WHOLE = "ignored_params" in inspect.signature(fully_shard).parameters  # not in torch 2.6
 
 SOLVERS = {
     "RLS": RLS,
@@ -335,15 +333,23 @@ def alone(rank, world, folder):
     return {"warned": warned, "heads": [model[2].weight.detach().clone() for model in models]}
 
 
+def leaves_whole():
+    """Whether fully_shard can leave out the head, which it cannot in torch 2.6."""
+    from torch.distributed.fsdp import fully_shard
+
+    return "ignored_params" in inspect.signature(fully_shard).parameters
+
+
 def sharded(rank, world, folder):
     from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
 
     mesh = init_device_mesh("cpu", (world,))
     whole = network()
     fully_shard(whole, mesh=mesh)
     _, said = told(build, whole, RLS())
-    if not LEAVES_WHOLE:
+    if not leaves_whole():
         return {"said": said}
     model = network()
     fully_shard(model, mesh=mesh, ignored_params=set(model[2].parameters()))

@@ -85,9 +85,6 @@ def test_an_unknown_name_is_refused():
 
 # ---------------------------------------------------------------------- what holds for every file
 
-SOURCE = Path(sepsa.__file__).parent
-FILES = {".".join(("sepsa", *path.relative_to(SOURCE).with_suffix("").parts)): path for path in SOURCE.rglob("*.py")}
-TREES = {name.removesuffix(".__init__"): ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
 LONGEST = 60  # lines of a function that still fits on a screen
 LONG = {  # functions that are to be divided, and one whose parameters, with their documentation, take 50 lines
     "sepsa.stream.kernels.head.rank_one",
@@ -95,31 +92,41 @@ LONG = {  # functions that are to be divided, and one whose parameters, with the
 }
 
 
-def test_a_function_fits_on_a_screen():
+@pytest.fixture(scope="module")
+def trees():
+    """The modules of the package by name, parsed."""
+    source, found = Path(sepsa.__file__).parent, {}
+    for path in source.rglob("*.py"):
+        name = ".".join(("sepsa", *path.relative_to(source).with_suffix("").parts))
+        found[name.removesuffix(".__init__")] = ast.parse(path.read_text(encoding="utf-8"))
+    return found
+
+
+def test_a_function_fits_on_a_screen(trees):
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     found = {
         f"{name}.{node.name}"
-        for name, tree in TREES.items()
+        for name, tree in trees.items()
         for node in ast.walk(tree)
         if isinstance(node, kinds) and node.end_lineno - node.lineno >= LONGEST
     }
     assert found <= LONG
 
 
-def imported(tree):
+def imported(name, trees):
     """The modules of sepsa that a module imports, at any place, also for types alone."""
     found = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(trees[name]):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             parts = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {part if part in TREES else node.module for part in parts}
-    return found & set(TREES)
+            found |= {part if part in trees else node.module for part in parts}
+    return found & set(trees)
 
 
-def test_no_module_imports_itself_through_others():
-    left = {name: imported(tree) for name, tree in TREES.items()}
+def test_no_module_imports_itself_through_others(trees):
+    left = {name: imported(name, trees) for name in trees}
     while done := {name for name, others in left.items() if not others & set(left)}:
         left = {name: others for name, others in left.items() if name not in done}
     while loose := {name for name in left if not any(name in others for others in left.values())}:

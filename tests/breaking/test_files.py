@@ -117,11 +117,6 @@ def test_a_header_that_lies_is_refused(change):
     assert refused(forged(change))
 
 
-X = np.random.default_rng(0).normal(size=(40, 2))
-REGRESSOR = sepsa.SepSARegressor(random_state=0).partial_fit(X, X[:, 0])
-CLASSIFIER = sepsa.SepSAClassifier(random_state=0).partial_fit(X, np.where(X[:, 0] > 0, "up", "down"))
-
-
 def entry(tree, *keys):
     """The list [key, value] of an encoded dict, behind these keys."""
     for key in keys:
@@ -137,6 +132,16 @@ def set_entry(part, *keys, value):
     return change
 
 
+def regressor():
+    X = np.random.default_rng(0).normal(size=(40, 2))
+    return sepsa.SepSARegressor(random_state=0).partial_fit(X, X[:, 0])
+
+
+def classifier():
+    X = np.random.default_rng(0).normal(size=(40, 2))
+    return sepsa.SepSAClassifier(random_state=0).partial_fit(X, np.where(X[:, 0] > 0, "up", "down"))
+
+
 def river_model():
     from sepsa.river import SepSARegressor
 
@@ -149,12 +154,12 @@ WIDE, VOID = ["tuple", [20_000, 20_000]], ["dict", [["numpy", "V1"], ["value", 4
 HUGE = {  # what the header claims, and of which model
     "texts of no width": (say(state=["text", [[10**9], 0, 0]]), None),
     "texts of great width": (say(state=["text", [[1], 10**9, 0]]), None),
-    "wide layers": (set_entry("configuration", "hidden_layer_sizes", value=WIDE), lambda: REGRESSOR),
-    "many inputs": (set_entry("state", "learner", "engine", "inputs", value=10**6), lambda: REGRESSOR),
-    "more inputs than bytes": (set_entry("state", "learner", "engine", "inputs", value=2**60), lambda: REGRESSOR),
-    "a batch without end": (set_entry("configuration", "batch_size", value=2**60), lambda: REGRESSOR),
-    "wide labels": (set_entry("state", "classes", "dtype", value="<U1000000000"), lambda: CLASSIFIER),
-    "an unknown parameter": (set_entry("configuration", "ridge", value=["dict", [["a", 1]]]), lambda: REGRESSOR),
+    "wide layers": (set_entry("configuration", "hidden_layer_sizes", value=WIDE), regressor),
+    "many inputs": (set_entry("state", "learner", "engine", "inputs", value=10**6), regressor),
+    "more inputs than bytes": (set_entry("state", "learner", "engine", "inputs", value=2**60), regressor),
+    "a batch without end": (set_entry("configuration", "batch_size", value=2**60), regressor),
+    "wide labels": (set_entry("state", "classes", "dtype", value="<U1000000000"), classifier),
+    "an unknown parameter": (set_entry("configuration", "ridge", value=["dict", [["a", 1]]]), regressor),
     "wide layers of River's": (set_entry("configuration", "hidden", value=WIDE), river_model),
     "a void label": (set_entry("state", "features", value=["list", [VOID]]), river_model),
 }
