@@ -30,7 +30,7 @@ SOLVERS = {
     "RLS, forgetting 0.9": Case(lambda: RLS(forgetting=0.9)),
     "RLS, float32": Case(lambda: RLS(dtype=torch.float32), block=1e-4, too_large=1e30),
     "RLS, evidence": Case(lambda: RLS(ridge="evidence")),
-    "RLS, evidence, forgetting 0.9": Case(lambda: RLS(ridge="evidence", forgetting=0.9), falls_to=0.85),
+    "RLS, evidence, forgetting 0.9": Case(lambda: RLS(ridge="evidence", forgetting=0.9)),
     "RLS, evidence, float32": Case(lambda: RLS(ridge="evidence", dtype=torch.float32), too_large=1e30),
     "RLS, self-tuning": Case(lambda: SelfTuning(), captured=False),
     "PerOutput": Case(lambda: PerOutput(RLS()), block=1e-10),
@@ -69,12 +69,13 @@ def variant(request):
         yield VARIANTS[request.param]
 
 
-# What takes long and does not depend on a setting is checked of each class once.
-ONCE = {"SepSA": ("RLS, forgetting 0.9", "RLS, float32", "OnlineLBFGS, forgetting 0.9")}
+# What takes long is not checked of solvers with these in their names, whose classes have other rows.
+ONCE = {"SepSA": ("forgetting 0.9", "float32", "PerOutput, evidence")}
 
 
 @pytest.mark.parametrize(
-    ("name", "check"), [(name, check) for name in SOLVERS for check in CHECKS if name not in ONCE.get(check, ())]
+    ("name", "check"),
+    [(name, check) for name in SOLVERS for check in CHECKS if not any(part in name for part in ONCE.get(check, ()))],
 )
 def test_it_keeps_what_every_solver_promises(name, check):
     CHECKS[check](SOLVERS[name])
