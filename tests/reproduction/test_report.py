@@ -162,21 +162,21 @@ def test_everything_is_there_links_to_records_and_loads_nothing(whole):
 def test_the_same_records_give_the_same_bytes_and_what_is_missing_can_be_run_as_it_is_told(whole, tmp_path):
     results, out, _ = whole
     partial = tmp_path / "results"
-    for name in ("table3", "fig1", "fig4"):
+    for name in ("table3", "fig2", "fig4"):
         shutil.copytree(results / name, partial / name)
     shutil.copy(results / "convergence.json", partial)
-    for file in [partial / "fig1" / "energy-online-nag.json", *(partial / "fig1").glob("mnist*")]:
+    for file in [partial / "fig2" / "energy-mini-batch-nag.json", *(partial / "fig2").glob("diabetes*")]:
         file.unlink()
     report.write(partial, tmp_path / "out")
     assert (partial / "table3.json").read_bytes() == (results / "table3.json").read_bytes()
     drawn = {path.name for path in (tmp_path / "out" / "figures").iterdir()}
-    assert drawn == {f"{name}.{suffix}" for name in ("convergence", "fig1", "fig4") for suffix in ("png", "svg")}
-    for name in drawn - {"fig1.png", "fig1.svg"}:
+    assert drawn == {f"{name}.{suffix}" for name in ("convergence", "fig2", "fig4") for suffix in ("png", "svg")}
+    for name in drawn - {"fig2.png", "fig2.svg"}:
         assert (tmp_path / "out" / "figures" / name).read_bytes() == (out / "figures" / name).read_bytes()
     told = {command: what for what, command in report.missing(partial, table3.read(partial)).items()}
-    assert told["python -m reproduction run fig1 --datasets energy --methods nag"] == "Fig. 1, Energy: 3 runs of NAG"
-    assert told["python -m reproduction run fig1 --datasets mnist"] == "Fig. 1, MNIST: 18 runs of all methods"
-    assert "python -m reproduction run fig2" in told
+    assert told["python -m reproduction run fig2 --datasets energy --methods nag"] == "Fig. 2, Energy: 3 runs of NAG"
+    assert told["python -m reproduction run fig2 --datasets diabetes"] == "Fig. 2, Diabetes: 18 runs of all methods"
+    assert "python -m reproduction run fig1" in told
 
 
 def test_the_docs_keep_what_is_around_the_table(whole):
