@@ -422,7 +422,7 @@ def test_hostile_rows_through_river(classes):
 
 
 def test_models_of_the_user_are_weighted_and_left_as_they_are():
-    X, y = steps(600)
+    X, y = steps(400)
     expert = tree.HoeffdingTreeRegressor()
     model = SepSARegressor(random_state=0, experts=[expert, SGDRegressor(random_state=0)])
     whole = model.prequential(X, y)
@@ -441,7 +441,7 @@ def test_models_of_the_user_are_weighted_and_left_as_they_are():
 
 
 def test_classifiers_of_the_user_see_new_classes():
-    X, y = steps(600)
+    X, y = steps(450)
     labels = np.where(y > 5, "high", np.where(y > 0, "middle", "low"))
     model = SepSAClassifier(
         random_state=0, experts=[linear_model.SoftmaxRegression(), SGDClassifier(loss="log_loss", random_state=0)]
