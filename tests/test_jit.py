@@ -6,6 +6,7 @@ import errno
 import importlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from contextlib import nullcontext
@@ -21,6 +22,23 @@ from sepsa.stream.experts import step
 from sepsa.stream.forecast.kernels import rescale
 
 KERNEL = "from sepsa.jit import cached\n\n@cached()\ndef call(x):\n    return x + 1\n"
+PROGRAM = """
+import sepsa.jit
+from sepsa.stream.kernels.compilation import compiled, kernel
+
+sepsa.jit._SLOW = 0.0
+
+@kernel(cost=1.0)
+def by_address(model, row):
+    return row
+
+@compiled
+def by_name(x):
+    return x + 1
+
+sepsa.jit.compile_kernels([by_address], "a test")
+print(bool(by_address.address), by_name(1))
+"""
 
 
 @pytest.fixture
@@ -51,6 +69,20 @@ def test_damaged_code_is_compiled_again(kernel):
             loaded = kernel()
             assert loaded(1) == 2
             assert loaded.stats.cache_hits
+
+
+def test_a_new_process_says_that_it_compiles_where_the_cache_is_cold_or_nothing_is_writable(tmp_path, preloaded_bin):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    nothing_writable = "from numba.core import caching; caching.CacheImpl._locator_classes = []; import program"
+    told = []
+    for code in ("import program", "import program", nothing_writable):
+        program, cold = [preloaded_bin / "python", "-c", code], os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+        done = subprocess.run(program, cwd=tmp_path, env=cold, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (0, "True 2\n"), done.stderr
+        told.append(done.stderr)
+    assert "compiling a test" in told[0]
+    assert told[1] == ""
+    assert told[2].count("no folder for compiled code is writable") == 1
 
 
 def test_a_full_disk_is_a_warning_and_the_call_works(kernel, monkeypatch):

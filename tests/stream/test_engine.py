@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, TimeoutError
@@ -284,17 +283,6 @@ def test_a_missing_value_is_the_mean_and_a_constant_input_counts_for_nothing_unt
     assert np.isfinite(one.predict(X[:1])).all()
     assert np.isfinite(one.learn(X[:3], Y[:3])).all()
     assert one.engine.memory("SCALE", "network")[1] == pytest.approx(1 / 7.0)
-
-
-def test_says_that_it_compiles_where_the_cache_is_cold(tmp_path, preloaded_bin):
-    code = (
-        "import numpy as np, sepsa.jit; from sepsa.stream.engine import Engine; sepsa.jit._SLOW = 0.0; "
-        "Engine(2, 1, (2,)).predict(np.ones((1, 2)))"
-    )
-    program, cold = [preloaded_bin / "python", "-c", code], os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
-    first, second = (subprocess.run(program, env=cold, capture_output=True, text=True, check=True) for _ in range(2))
-    assert "compiling the stream engine" in first.stderr
-    assert second.stderr == ""
 
 
 def test_cached_code_is_compiled_again_when_a_module_beside_it_changes(tmp_path, monkeypatch):
