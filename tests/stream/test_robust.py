@@ -305,7 +305,7 @@ CASES = {  # River's model, the rows before, the sample and its target
 )
 def test_an_interrupted_row_is_learned_or_not(case, own):
     name, rows, x, y = CASES[case]
-    rows, count = (60, 8) if own else (rows, 20)
+    rows, count = (60, 4) if own else (rows, 10)
     expert = (SepSARegressor if name == "SepSARegressor" else SepSAClassifier)((3,), random_state=0)
     model = getattr(river_models, name)(hidden=(3,), seed=0, **{"experts": [expert]} if own else {})
     for v in np.random.default_rng(0).normal(size=rows).tolist():
