@@ -49,7 +49,7 @@ def test_from_the_second_epoch_on_the_head_remembers_about_one(solver):
     given = RLS(ridge=3.0) if solver == "given" else solver
     outputs = 1 if solver in (None, "given") else 2
     optimizer = SepSA(network(outputs), torch.optim.Adam, solver=given, lr=1e-3, samples_per_epoch=N)
-    for _ in range(20):
+    for _ in range(8):
         pass_over(optimizer, x, y)
     assert optimizer.samples_per_epoch == N
     assert optimizer.solver.forgetting == 1 - BATCH / N
@@ -113,7 +113,7 @@ def test_repeated_samples_are_warned_of_once_and_change_nothing(size):
     generator = torch.Generator().manual_seed(0)
     with warnings.catch_warnings(record=True) as recorded:
         warnings.simplefilter("always")
-        for _ in range(12):
+        for _ in range(5):
             for rows in torch.randperm(len(x), generator=generator).split(size):
                 optimizer.learn(x[rows], y[rows])
                 twin.learn(x[rows], y[rows])
