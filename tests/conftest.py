@@ -1,7 +1,5 @@
 """Options and fixtures of the suite."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

@@ -6,8 +6,6 @@ file, warnings are errors, as under `python -W error`.
 `python preloaded.py SOCKET` is the parent, and `python -IS preloaded.py SOCKET ARGUMENTS` is `python ARGUMENTS`.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import gc

@@ -6,8 +6,6 @@ Every case trains the model of `network()` and returns what the test compares wi
 processes: training that a killed rank interrupts, from a checkpoint on.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import inspect

@@ -3,8 +3,6 @@
 River asks for numpy 2.2.5, more than sepsa does; a module has tests that need none of it beside those.
 """
 
-from __future__ import annotations
-
 import importlib.util
 
 import pytest

@@ -1,7 +1,5 @@
 """Micro-batches whose gradients are accumulated: the head forgets with each of them, or once a step."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

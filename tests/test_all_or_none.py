@@ -4,8 +4,6 @@ A fault is injected at every place where a step can fail, with one and three hea
 micro-batches and with two optimizers on one model.
 """
 
-from __future__ import annotations
-
 import copy
 
 import pytest

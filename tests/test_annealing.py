@@ -1,7 +1,5 @@
 """A head that anneals with the body's learning rate: the laws, and that a rate which does not fall changes nothing."""
 
-from __future__ import annotations
-
 import copy
 import math
 

@@ -7,8 +7,6 @@ exit code of the command. To add a row, write it into the page and a function un
 leaves the model as it was.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 import warnings

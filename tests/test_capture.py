@@ -1,7 +1,5 @@
 """`capture` where there is no GPU: the same call gives the plain step. What a graph does is tested in test_gpu.py."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """The demo, as a person meets it."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from PIL import Image

@@ -1,7 +1,5 @@
 """Several processes with gloo: every head is that of one process with the whole batch, and the same on all ranks."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import os

@@ -12,8 +12,6 @@ processors round differently. Comments in a page are instructions:
 `python tests/test_docs.py docs/faq.md` writes the outputs of a page into it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import html
 import importlib.util

@@ -1,7 +1,5 @@
 """What SepSA does when data are passed over several times: the number of samples in an epoch is told, never guessed."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

@@ -1,7 +1,5 @@
 """Every example runs as a reader would run it, and leaves nothing behind but a figure."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 are compared between two trees on one machine, by tests/goldens/compare.py.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The head and the optimizer where the model lies on a GPU."""
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import json

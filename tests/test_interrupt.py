@@ -1,7 +1,5 @@
 """Ctrl-C, a signal or a lack of memory at any instant: the state of before or of after, never between."""
 
-from __future__ import annotations
-
 import copy
 import random
 import signal

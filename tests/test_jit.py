@@ -1,7 +1,5 @@
 """Compiled code: its cache under all that may happen to a folder, and jobs in several processes."""
 
-from __future__ import annotations
-
 import errno
 import importlib
 import os

@@ -1,7 +1,5 @@
 """A body of several optimizers: as each of them alone on its own parameters, and to the rest of torch one optimizer."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

@@ -1,7 +1,5 @@
 """Samples without a target, and sample weights in `learn`."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

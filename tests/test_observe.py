@@ -1,7 +1,5 @@
 """What is being observed, however the optimizer is wrapped, and solvers of somebody's own."""
 
-from __future__ import annotations
-
 import copy
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """A compiled model is one graph, the head's update in it, and learns as in eager."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """SepSA as a torch.optim.Optimizer: the contract, one user habit at a time."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import shutil

@@ -1,7 +1,5 @@
 """SepSA follows the paper's loop, written independently in reference.py, step for step."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

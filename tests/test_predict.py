@@ -1,7 +1,5 @@
 """`SepSA.predict`: the model's outputs without learning, and the deviations that the head's posterior gives them."""
 
-from __future__ import annotations
-
 import copy
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event

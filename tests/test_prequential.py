@@ -1,7 +1,5 @@
 """benchmarks/prequential.py: who takes part, what is measured, and how results are counted."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import math

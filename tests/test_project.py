@@ -1,7 +1,5 @@
 """Workflows, templates, versions, linters, the list of commands and the map of files agree with the code."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import shutil

@@ -1,7 +1,5 @@
 """The reference: every public name is on a page of docs/api, with all its parameters, and the examples run."""
 
-from __future__ import annotations
-
 import ast
 import doctest
 import re

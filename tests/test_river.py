@@ -1,7 +1,5 @@
 """River's interface: its own checks, frames equal single samples bit by bit, and missing, late or wrong values."""
 
-from __future__ import annotations
-
 import collections
 import datetime
 import math

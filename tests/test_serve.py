@@ -1,7 +1,5 @@
 """examples/serve.py with a real client: many at once, a clean stop, and a kill."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Several heads on one body."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

@@ -1,7 +1,5 @@
 """benchmarks/stream_speed.py: who takes part, and that what is timed is what is judged."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The battery fails broken solvers, each for its own reason; docs/solvers.md runs it on the solver that it writes."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from pathlib import Path

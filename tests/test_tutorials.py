@@ -1,7 +1,5 @@
 """The tutorials: their code prints what the pages show, and figures and notebooks are those of the pages."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The breaking suite: a short version runs always, the long one with `-m long`; `--tally` writes its numbers."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Broken and hostile files: every one is refused in a sentence, and nothing of it runs."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import pickle

@@ -1,7 +1,5 @@
 """SIGKILL at random instants, in learning and in writing: what is resumed ends in the same bits as what was not."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ The old file stays where there is no room, no right or a second writer. No devic
 replaced or deleted, no planted link is followed, and no broken model replaces a good one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

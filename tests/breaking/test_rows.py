@@ -1,7 +1,5 @@
 """Fuzzed tables: no traceback, and every record is learned or quarantined, once."""
 
-from __future__ import annotations
-
 import csv
 import json
 import random

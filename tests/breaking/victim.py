@@ -4,8 +4,6 @@
 often, and lets it finish; beside it the same work runs undisturbed. It fails where the two do not end in the same bits.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

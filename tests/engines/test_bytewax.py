@@ -1,7 +1,5 @@
 """Bytewax: each key learns as a model of its own does, and resumes from the recovery store."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Every example of an engine runs as a reader would run it; each compares with one process and survives a kill."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """Flower: a round equals central training, a client is unlearned to the last bit, and a server continues with them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

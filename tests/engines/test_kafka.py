@@ -1,7 +1,5 @@
 """Kafka, against the mock cluster of its client library: each row is learned once, wherever a process stops."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tables in shards: deltas of parts merge to the head of one process, whatever the parts are."""
 
-from __future__ import annotations
-
 import subprocess
 from functools import partial
 

@@ -1,7 +1,5 @@
 """sktime: its own checks pass, and `update` learns what `fit` on all rows learns."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

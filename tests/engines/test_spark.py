@@ -1,7 +1,5 @@
 """Spark: tables with several targets, empty partitions and nulls; streams with keys that are numbers, and gaps."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -3,8 +3,6 @@
 The short runs are part of every test run; `pytest -m long tests/heads/test_adversarial.py` makes 100,000 steps of each.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The ridge does not hold the bias: targets may have any offset."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the checks of heads and of their states let through and what they refuse, in words."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

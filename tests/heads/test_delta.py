@@ -1,7 +1,5 @@
 """Deltas: what a head learned since a mark, merged elsewhere, is what one head would have learned."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 

@@ -1,7 +1,5 @@
 """The ridge by evidence: the law of `math.evidence`, the exactness of a change, and what bad samples get."""
 
-from __future__ import annotations
-
 import copy
 import math
 from functools import partial

@@ -1,7 +1,5 @@
 """Heads are exact for features of any scale, or say that they are not: a part of benchmarks/exactness.py."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

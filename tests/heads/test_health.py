@@ -1,7 +1,5 @@
 """`health()` against what the whole curvature says."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A block that changes T in place: what `least_squares` makes of the same rows, which test_rls.py compares."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

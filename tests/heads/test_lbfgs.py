@@ -1,7 +1,5 @@
 """OnlineLBFGS beside a twin that takes its gradients from autograd, and what it promises about its state."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

@@ -1,7 +1,5 @@
 """LogisticNewton: each output a SoftmaxNewton of one output, on the samples that show it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

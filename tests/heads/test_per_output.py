@@ -1,7 +1,5 @@
 """Heads with a curvature for each output: equal to heads of one output, each with the samples that have its target."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The rule by which forgotten ridge comes back."""
 
-from __future__ import annotations
-
 import pytest
 
 from sepsa.restoration import LEAST_SHARE, due, next_cursor, restored

@@ -1,7 +1,5 @@
 """Self-tuning heads: each member is a head of its settings, and the score that chooses is honest."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -1,7 +1,5 @@
 """SoftmaxNewton against its equations spelled out, against the true optimum, and what it promises about its state."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """SepSA inside the training loops of other packages, the real ones, as examples/ writes them."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import sys

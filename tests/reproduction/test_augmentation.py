@@ -1,7 +1,5 @@
 """Random crops and flips: every image cut from its own, padded as asked for, and the same on every device."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """`python -m reproduction`, as a person types it."""
 
-from __future__ import annotations
-
 import pytest
 from typer.testing import CliRunner
 

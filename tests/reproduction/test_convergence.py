@@ -1,7 +1,5 @@
 """The check of the theorem: the truth it compares with is true, and the method comes to it."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

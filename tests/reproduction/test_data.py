@@ -4,8 +4,6 @@ Small synthetic files stand for the published ones, with the checksums and sizes
 published files themselves look for them in ../shared/data. No test reaches beyond this machine.
 """
 
-from __future__ import annotations
-
 import functools
 import gzip
 import hashlib

@@ -1,7 +1,5 @@
 """The experiments: the runs that each consists of, and the loop that trains them."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The methods: each has the paper's settings, learns, and reports in the units of the data."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The networks of Table II: sizes, shapes and the weights they start from."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Results in files: complete, sorted, replaced whole."""
 
-from __future__ import annotations
-
 import json
 import math
 import threading

@@ -1,7 +1,5 @@
 """The report, from records made up here: what it counts, what it draws and what it says."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Many runs: in one process or several, killed and interrupted."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -1,7 +1,5 @@
 """SlimTik against dense solves of the problem it states; tests/heads/test_properties.py has what all solvers share."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The choice of ridge and forgetting: by rows that nothing else sees, and the best of them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

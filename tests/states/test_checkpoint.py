@@ -1,7 +1,5 @@
 """Checkpoints: what goes in comes out, bit for bit, and what does not belong is refused whole."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle

@@ -1,7 +1,5 @@
 """Models that an earlier state of the code saved: each loads, predicts what it predicted then, and goes on."""
 
-from __future__ import annotations
-
 import json
 import lzma
 

@@ -1,7 +1,5 @@
 """What the checks of saved states return, and the words in which they refuse."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
