@@ -18,14 +18,6 @@ SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 beside = pytest.mark.skipif(not SHARED.exists(), reason="the data sets are not beside the repository")
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def diabetes():
     return load("diabetes")
