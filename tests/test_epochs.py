@@ -56,10 +56,9 @@ def test_from_the_second_epoch_on_the_head_remembers_about_one(solver):
         assert optimizer.solver.ridge == (3.0 if solver == "given" else "evidence")
 
 
-WAYS = ["observe", "sepsa.observe", "compiled", "head_fraction", "missing targets", "micro-batches"]
-
-
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", ["observe", "sepsa.observe", "compiled", "head_fraction", "missing targets", "micro-batches"]
+)
 def test_the_memory_is_the_same_however_the_head_learns(way):
     x, y = data()
     model = network()

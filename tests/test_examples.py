@@ -5,17 +5,12 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
-# Others run where their packages are imported anyway, and `serve`, which waits for clients, in test_serve.py.
-ELSEWHERE = {"accelerate_loop", "lightning_loop", "transformers_trainer"}  # tests/loops/test_packages.py
-EXAMPLES = [path for path in EXAMPLES if path.stem not in {"serve", *ELSEWHERE}]
+# Run where their packages are imported anyway, in tests/loops/, and `serve`, which waits for clients, in test_serve.py.
+ELSEWHERE = {"accelerate_loop", "lightning_loop", "serve", "transformers_trainer"}
+EXAMPLES = [path for path in (Path(__file__).parents[1] / "examples").glob("*.py") if path.stem not in ELSEWHERE]
 
 
-def test_there_are_examples():
-    assert EXAMPLES
-
-
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(EXAMPLES), ids=lambda path: path.stem)
 def test_example(path, tmp_path, preloaded_bin, notebooks):
     done = subprocess.run([preloaded_bin / "python", path], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -14,8 +14,6 @@ from sepsa.body_step import unwrapped_step
 from sepsa.joint import JointOptimizer
 from test_optimizer import batches, by_hand, check_gradient_scaler, same
 
-needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no torch.optim.Muon")
-
 
 def network(seed=0):
     torch.manual_seed(seed)
@@ -217,7 +215,7 @@ class Tokens(nn.Module):
         return self.head(self.norm(torch.tanh(self.mix(self.table(tokens)))))
 
 
-@needs_muon
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no torch.optim.Muon")
 def test_muon_takes_the_matrices_and_adamw_the_rest():
     torch.manual_seed(0)
     model = Tokens()

@@ -158,10 +158,6 @@ def test_samples_observed_in_part_are_refused():
     close(model, before)
 
 
-def weighted_mse(weight):
-    return lambda o, t: (weight[:, None] * (o - t) ** 2).mean(1).sum() / weight.sum()
-
-
 def test_learn_weighs_samples_in_the_head_and_in_the_loss():
     model, twin = network(), network()
     optimizer, other = (SepSA(m, torch.optim.SGD, lr=1e-2) for m in (model, twin))
@@ -170,7 +166,7 @@ def test_learn_weighs_samples_in_the_head_and_in_the_loss():
         inputs, targets = batch(seed=k)
         loss = optimizer.learn(inputs, targets, sample_weight=weight)
         with other.observe(targets, weight):
-            truth = weighted_mse(weight)(twin(inputs), targets)
+            truth = (weight[:, None] * (twin(inputs) - targets) ** 2).mean(1).sum() / weight.sum()
         truth.backward()
         other.step()
         other.zero_grad()
