@@ -58,13 +58,7 @@ def pytest_configure(config):
         portable.perturb()
 
 
-LONGEST = {
-    "test_distributed.py",
-    "test_examples.py",
-    "test_kills.py",
-    "test_runner.py",
-    "test_tutorials.py",
-}
+LONGEST = {"test_distributed.py", "test_examples.py", "test_kills.py", "test_runner.py", "test_tutorials.py"}
 
 
 def pytest_collection_modifyitems(items):
