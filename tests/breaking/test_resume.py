@@ -42,8 +42,9 @@ def test_cut_and_resumed_anywhere(name, tmp_path, monkeypatch, tally):
         end, cuts = 60, [5, 10, 15, 25, 40, 55]  # after batches of 5 rows, of which 20 come again
     else:
         first = 40 if "fit" in name else 0  # fit is called once
-        end, drawn = 300, random.Random(1).sample(range(1, 300), CUTS - len(ALWAYS))
-        cuts = sorted({first, *(cut for cut in (*ALWAYS, *drawn) if cut > first)} - {0})
+        end = 100 if getattr(kind, "keys", 0) else 300  # of keys every row moves one from memory to the file
+        drawn = random.Random(1).sample(range(1, end), CUTS - len(ALWAYS))
+        cuts = sorted({first, *(cut for cut in (*ALWAYS, *drawn) if first < cut < end)} - {0})
 
     def learn(again):
         model, at = kind.make(), 0
