@@ -1,7 +1,5 @@
 """The training of tables: who has seen which row, how many passes, how wide the intervals."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """LightGBM as an expert: when it is fitted, on which rows, and that it is resumed to the same bits."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

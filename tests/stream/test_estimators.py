@@ -1,7 +1,5 @@
 """The estimators for scikit-learn: its own checks, and what we promise beyond them."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import pickle

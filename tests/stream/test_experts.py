@@ -1,7 +1,5 @@
 """Experts beside the network: each against a slow reference, then all together as a learner."""
 
-from __future__ import annotations
-
 import math
 import pickle
 

@@ -1,7 +1,5 @@
 """`OnlineIntervals`: they cover their share for any model, learn what of its errors can be predicted, and are saved."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Learners by key: a limit of memory changes no bit, and a killed process resumes from its last commit."""
 
-from __future__ import annotations
-
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """Targets that arrive later, by identifier: the bits of immediate ones, a limit, saved states, wrong identifiers."""
 
-from __future__ import annotations
-
 import datetime
 import pickle
 

@@ -1,7 +1,5 @@
 """Long frames: each series is learned as if alone, whatever the order of rows; wrong frames change nothing."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,7 +1,5 @@
 """A table of parts: kernels see what Python wrote, and saving, checking, growth and units follow the declaration."""
 
-from __future__ import annotations
-
 import ctypes
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One rule for cells, whichever library a column comes from and whichever interface reads it."""
 
-from __future__ import annotations
-
 import datetime
 import shlex
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """What a file needs to be read: saved with a model and used by every command; rows left out are never quiet."""
 
-from __future__ import annotations
-
 import csv
 import io
 import random
