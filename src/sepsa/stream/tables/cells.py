@@ -1,8 +1,8 @@
-"""Blocks of a table's rows, the rows that are refused, and columns of Arrow."""
+"""What a reader of tables returns: blocks of rows, the rows that are refused, and columns; and columns of Arrow."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,6 +16,9 @@ from sepsa.stream.columns.reader import column_of, column_of_values
 from sepsa.stream.tables.reading import Reading
 
 NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal, pa.types.is_null)
+
+
+Position = dict[str, Any]  # hashes that identify a table, and where in it to resume
 
 
 class TableError(ValueError):
@@ -38,10 +41,43 @@ class RowBlock:
     lines: NDArray[np.int64]  # of each row, from 1; for Parquet and Arrow the row's number
     raw: Callable[[int], str]  # the text of a row in the file
     bad: list[BadRow]
-    position: dict[str, Any]
+    position: Position
 
     def __len__(self) -> int:
         return len(self.lines)
+
+
+class TableReader:
+    """A table as blocks of rows. `drop` and `categorical` are set before the first block is read."""
+
+    names: list[str] | None = None  # of the columns; None where each row names its own
+    resumed = False  # whether the blocks begin at the checkpoint's position
+    is_utf8 = False  # whether it seems to be, though it is read in another encoding
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
+        self.drop: frozenset[str] = frozenset()
+        self.categorical: frozenset[str] = frozenset()
+
+    def blocks(self) -> Iterator[RowBlock | None]:
+        """The rows, in blocks; None while a pipe is idle."""
+        missing = self.reading.missing()
+        for block in self._blocks():
+            if block is not None and self.reading.na_values:
+                block.columns = {name: column.without(**missing) for name, column in block.columns.items()}
+            yield block
+
+    def _blocks(self) -> Iterator[RowBlock | None]:
+        """The rows before further missing values are removed."""
+        raise NotImplementedError
+
+    def position_before(self, line: int) -> Position:
+        """The position before a row of the last block."""
+        raise NotImplementedError
+
+    def share(self) -> float | None:
+        """The share of the table that was read; None where its size is not known."""
+        raise NotImplementedError
 
 
 class UsableRows:

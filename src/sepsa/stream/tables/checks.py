@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sepsa.stream.tables.cells import RowBlock
-from sepsa.stream.tables.formats import TableReader
+from sepsa.stream.tables.cells import RowBlock, TableReader
 from sepsa.stream.tables.inspection import column_names
 from sepsa.stream.tables.model import Details, TableModel
 from sepsa.stream.tables.output import Misuse, say

@@ -25,7 +25,7 @@ from sepsa.states.file import Header, lock
 from sepsa.states.objects import check_target, save_locked
 from sepsa.states.output import check_writable
 from sepsa.stream.columns.cells import read_cell
-from sepsa.stream.tables.cells import RowBlock, TableError, UsableRows
+from sepsa.stream.tables.cells import RowBlock, TableError, TableReader, UsableRows
 from sepsa.stream.tables.checks import (
     check_columns,
     check_details,
@@ -46,7 +46,7 @@ from sepsa.stream.tables.exits import (
     exit_code,
     many_lost,
 )
-from sepsa.stream.tables.formats import TableReader, open_table
+from sepsa.stream.tables.formats import open_table
 from sepsa.stream.tables.inspection import column_names, load_model, spelled
 from sepsa.stream.tables.model import BlockResult, Details, TableModel, at_rows
 from sepsa.stream.tables.options import NO_TARGET, DetailOptions, RunOptions
