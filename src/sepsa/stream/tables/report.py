@@ -6,7 +6,8 @@ import csv
 import math
 import time
 from collections import Counter
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,44 +18,32 @@ from sepsa.stream.tables.inspection import column_names, spelled
 from sepsa.stream.tables.model import TableModel
 from sepsa.stream.tables.options import TableOptions
 from sepsa.stream.tables.reading import Reading
-from sepsa.stream.tables.trace import WINDOW
+from sepsa.stream.tables.trace import WINDOW, ErrorTrace
 
 
 def write_report(path: Path, source: str, model: TableModel, quarantine: Path) -> None:
     """Write a page that needs no network; `quarantine` is the file of rows that could not be used."""
-    trace = model.trace
     lost = []
     if quarantine.is_file() and model.quarantined:
         with open(quarantine, encoding="utf-8", newline="") as lines:
-            rows = csv.reader(lines)
-            next(rows, None)
-            lost = [row for row, _ in zip(rows, range(20), strict=False)]
-    points = [*trace.points, *([math.fsum(trace.part) / len(trace.part)] if trace.part else [])]
-    if not points:
-        points = [trace.mean]
+            lost = list(islice(csv.reader(lines), 1, 21))  # behind the header
+    options = model.get_params()
     write_template(
         path,
         "report.html.jinja",
         source=source,
         model=model,
-        rows=trace.rows,
-        quarantined=model.quarantined,
-        score=f"{1 - trace.mean:.1%}" if model.classify else f"{trace.mean:.4g}",
-        recent=f"{1 - trace.recent:.1%}" if model.classify else f"{trace.recent:.4g}",
-        measure="accuracy" if model.classify else "mean absolute error",
-        curve=error_curve(points, trace.rows, [alarm[0] for alarm in trace.alarms]),
+        curve=error_curve(model.trace),
         latest=by_class(model) if model.classify else actual_and_predicted(model),
-        latest_rows=len(model.latest),
         window=WINDOW,
-        alarms=[[int(row), before, at] for row, before, at in trace.alarms],
-        alarm_count=trace.alarm_count,
         lost=lost,
-        settings=options_of(model),
+        settings=[
+            (each.name, spelled(options[each.name]), each.metadata["help"])
+            for each in (*fields(TableOptions), *fields(Reading))
+        ],
         columns=column_names(model),
-        inputs=len(model.inputs.names),
         quarantine=quarantine,
-        coverage=coverage_of(model),
-        mixture=mixture_in_words({} if model.learner is None else model.learner.engine.chosen),
+        chosen={} if model.learner is None else model.learner.engine.chosen,
     )
 
 
@@ -65,64 +54,19 @@ def write_template(path: Path, name: str, **values: Any) -> None:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("sepsa.stream.tables", "."), autoescape=True, undefined=jinja2.StrictUndefined
     )
+    environment.globals["ticks"] = ticks
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     replace(path, [environment.get_template(name).render(**values, when=when).encode()])
 
 
-EXPERTS = {
-    "network": "the network",
-    "neighbours": "the nearest neighbours",
-    "products": "products of inputs",
-    "last target": "the last target",
-    "mean": "the mean of the targets",
-    "stack": "a weighted sum of all of them",
-}
-FEATURES = {"both": "hidden units and inputs", "inputs": "inputs alone", "hidden": "hidden units alone"}
-
-
-def options_of(model: TableModel) -> list[tuple[str, str, str]]:
-    """The options of the model: name, value and meaning."""
-    options, declared = model.get_params(), (*fields(TableOptions), *fields(Reading))
-    return [(each.name, spelled(options[each.name]), each.metadata["help"]) for each in declared]
-
-
-def coverage_of(model: TableModel) -> tuple[str, str, str] | None:
-    """The share of targets that the intervals should hold, the share that they held, and of how many rows."""
-    if model.coverage is None or not model.coverage[1]:
-        return None
-    share, rows, inside = model.coverage
-    return f"{share:.0%}", f"{inside / rows:.1%}", f"{rows:,}"
-
-
-def mixture_in_words(chosen: dict[str, Any]) -> list[str]:
-    """Which experts and which heads have the weight in the predictions, as sentences."""
-    if not chosen:
-        return []
-    weights, said = chosen["weights"], []
-    experts = sorted(chosen.get("experts", {}).items(), key=lambda item: -item[1])
-    if experts:
-        names = [f"{EXPERTS.get(name, name)} {weight:.0%}" for name, weight in experts if weight >= 0.01]
-        said.append(
-            f"A prediction is a mean with these weights, by recent errors: {', '.join(names)}. The first has led since "
-            f"row {chosen['expert_since']:,}."
-        )
-    leads = f"ridge {chosen['ridge']:g}, forgetting {chosen['forgetting']:g}"
-    said.append(
-        f"Of the network's {len(weights)} heads the one on {FEATURES.get(chosen['features'], chosen['features'])} "
-        f"({leads}) has the largest weight, {max(weights):.0%}, since row {chosen['since']:,}."
-    )
-    return said
-
-
+@dataclass
 class Chart:
-    """A plane of numbers as SVG coordinates, with round ticks and room for their labels."""
+    """A plane of numbers as SVG coordinates, with room for the labels of its ticks."""
 
+    x: tuple[float, float]
+    y: tuple[float, float]
+    height: int = 300
     WIDTH, LEFT, RIGHT, TOP, BOTTOM = 700, 92, 40, 16, 62
-
-    def __init__(self, x: tuple[float, float], y: tuple[float, float], height: int = 300) -> None:
-        self.x, self.y, self.height = x, y, height
-        self.across = [(self.at(x[0], v)[1], f"{v:,.5g}") for v in ticks(*y)]
-        self.along = [(self.at(v, y[0])[0], f"{v:,.5g}") for v in ticks(*x)]
 
     def at(self, x: float, y: float) -> tuple[float, float]:
         """The place of a pair of numbers."""
@@ -132,14 +76,15 @@ class Chart:
         return round(self.LEFT + across * right, 1), round(self.TOP + (1 - up) * down, 1)
 
 
-def error_curve(points: list[float], rows: int, alarms: list[float]) -> dict[str, Any]:
+def error_curve(trace: ErrorTrace) -> dict[str, Any]:
     """The mean error over rows: the chart, the line, its points where these are few, and the places of alarms."""
-    chart = Chart((0.0, max(1, rows)), (0.0, max(max(points), 1e-12) * 1.08))
-    step = rows / len(points)
+    points = [*trace.points, *([math.fsum(trace.part) / len(trace.part)] if trace.part else [])] or [trace.mean]
+    chart = Chart((0.0, max(1, trace.rows)), (0.0, max(max(points), 1e-12) * 1.08))
+    step = trace.rows / len(points)
     places = [chart.at((i + 0.5) * step, value) for i, value in enumerate(points)]
     line = " ".join(f"{x},{y}" for x, y in places)
     dots = places if len(places) < 3 else []
-    return {"chart": chart, "line": line, "dots": dots, "alarms": [chart.at(row, 0.0) for row in alarms]}
+    return {"chart": chart, "line": line, "dots": dots, "alarms": [chart.at(alarm[0], 0.0) for alarm in trace.alarms]}
 
 
 def actual_and_predicted(model: TableModel) -> dict[str, Any]:
@@ -155,18 +100,17 @@ def actual_and_predicted(model: TableModel) -> dict[str, Any]:
         "chart": chart,
         "dots": [chart.at(a, p) for a, p in zip(actual.tolist(), predicted.tolist(), strict=True)],
         "ends": (chart.at(ends[0], ends[0]), chart.at(ends[1], ends[1])),
-        "error": f"{np.abs(actual - predicted).mean():.4g}",
-        "of_mean": f"{np.abs(actual - actual.mean()).mean():.4g}",
+        "error": np.abs(actual - predicted).mean(),
+        "of_mean": np.abs(actual - actual.mean()).mean(),
     }
 
 
-def by_class(model: TableModel) -> list[tuple[str, int, str, str]]:
+def by_class(model: TableModel) -> list[tuple[str, int, float, list[tuple[str, int]]]]:
     """The last rows by class: the class, its rows, the share predicted right, and the most frequent mistake."""
     rows = []
     for label, count in Counter(actual for actual, _ in model.latest).most_common(20):
         wrong = Counter(predicted for actual, predicted in model.latest if actual == label and predicted != label)
-        mistake = ", ".join(f"{other or 'none yet'} ({times})" for other, times in wrong.most_common(1))
-        rows.append((label, count, f"{1 - wrong.total() / count:.0%}", mistake or "none"))
+        rows.append((label, count, 1 - wrong.total() / count, wrong.most_common(1)))
     return rows
 
 
