@@ -263,12 +263,8 @@ def read_table(file: BinaryIO, size: int, name: str) -> dict[str, Any]:
 def read_tensor(file: BinaryIO, name: str, key: str, entry: dict[str, Any]) -> Any:
     """The raw bytes of a tensor in memory of their own, verified."""
     raw: Any = np.empty(size_of(entry), np.uint8)
-    buffer, filled = memoryview(raw), 0
-    while filled < len(raw):
-        count = file.readinto(buffer[filled:])  # type: ignore[attr-defined]
-        if not count:
-            raise damaged(name, "it ends in the middle of a tensor")
-        filled += count
+    if file.readinto(raw) < len(raw):  # type: ignore[attr-defined]
+        raise damaged(name, "it ends in the middle of a tensor")
     if zlib.crc32(raw) != entry["crc32"]:
         raise damaged(name, f"the checksum of tensor {key} is wrong")
     if entry["dtype"] == "BOOL" and raw.size and raw.max() > 1:

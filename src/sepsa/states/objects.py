@@ -93,8 +93,9 @@ def save_locked(what: Any, target: Path, position: Any, keep: int, force: bool) 
     kind, configuration, state = describe(what)
     header, tensors = encode(kind, configuration, state, position)
     if not force:
-        plain = {key for key, part in configuration.items() if not part[0]} if kind == "dict" else set()
-        check_finite({key: state[key] for key in state if key not in plain} if plain else state, target)
+        check_finite(
+            {key: state[key] for key, part in configuration.items() if part[0]} if kind == "dict" else state, target
+        )
     write(target, header, tensors, keep)
 
 
@@ -144,7 +145,7 @@ def to_bytes(what: Any, *, position: Any = None) -> bytes:
         The content of the file that `save` writes.
     """
     header, tensors = encode(*describe(what), position)
-    return b"".join([header, *map(bytes, map(view, tensors))])
+    return b"".join([header, *map(view, tensors)])
 
 
 def from_bytes(data: bytes, into: Any = None) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -71,6 +71,10 @@ class TableReader:
         """The rows before further missing values are removed."""
         raise NotImplementedError
 
+    def _read(self, batch: Any, used: Iterable[str], categorical: Collection[str]) -> dict[str, Column]:
+        """The columns of a batch of Arrow's that are used."""
+        return {name: column_of_arrow(name, batch.column(name), name in categorical, self.reading) for name in used}
+
     def position_before(self, line: int) -> Position:
         """The position before a row of the last block."""
         raise NotImplementedError
@@ -103,9 +107,6 @@ class UsableRows:
 def column_of_arrow(name: str, array: Any, categorical: bool, reading: Reading) -> Column:
     """A column from an Arrow array."""
     kind = array.type
-    if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks()
-        array = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
     if categorical and not (pa.types.is_dictionary(kind) or is_text(kind)):
         array = pc.cast(array, pa.string())
     if categorical or pa.types.is_dictionary(kind) or is_text(kind):

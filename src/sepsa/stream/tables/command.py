@@ -44,7 +44,6 @@ from sepsa.stream.tables.exits import (
     LeftOut,
     Signals,
     exit_code,
-    many_lost,
 )
 from sepsa.stream.tables.formats import open_table
 from sepsa.stream.tables.inspection import column_names, load_model, spelled
@@ -120,7 +119,7 @@ class StreamRun:
 
     def run(self) -> int:
         """Learn the table; returns the exit code."""
-        code, reason = FINISHED, None
+        reason = None
         self.signals.at_work = True
         try:
             for block in self.table.blocks():
@@ -131,18 +130,15 @@ class StreamRun:
                 if reason is not None or self.signals.code:
                     break
         except TableError as error:  # the rows before it are kept
-            code, reason = FAILED, str(error)
+            reason = str(error)
         self.line.end()
         if reason is not None:
             say(reason)
-            code = FAILED
-        else:
-            code = code or self.signals.code
         if not (self.options.strict and reason):
             self.save()
         if self.model.trace.rows:
             self._finish()
-        return self._summary(code)
+        return self._summary(self.signals.code if reason is None else FAILED)
 
     def _resume(self, path: Path) -> tuple[Any, dict[str, Any]]:
         """The model of the checkpoint and its position; the options must be those it was made with."""
@@ -250,7 +246,7 @@ class StreamRun:
             return MISUSED
         if not rows and code == FINISHED:
             say(f"none of {lost} rows could be used{where}")
-            return many_lost(self.left_out, FAILED)
+            return self.left_out.exit_code(FAILED)
         if not rows:
             return code
         seconds = max(time.monotonic() - self.started, 1e-9)
@@ -271,7 +267,7 @@ class StreamRun:
         }
         written = [f"{what} to {path}" for what, path in files.items() if path is not None]
         say("written: " + ", ".join(written) + ("" if self.saved else "; the model is not saved"))
-        return many_lost(self.left_out, code)
+        return self.left_out.exit_code(code)
 
 
 def load_read(path: Path, kind: str, given: Mapping[str, Any]) -> tuple[Any, Header]:
@@ -355,4 +351,4 @@ def predict_table(saved: Path, options: DetailOptions) -> int:
         return MISUSED
     where = options.predictions or "standard output"
     say(f"{rows} rows predicted" + (f", {lost} not" if lost else "") + f", written to {where}")
-    return many_lost(left_out, FINISHED if rows else FAILED)
+    return left_out.exit_code(FINISHED if rows else FAILED)

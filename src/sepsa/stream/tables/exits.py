@@ -54,14 +54,6 @@ def exit_code(run: Callable[[], int]) -> int:
         return FAILED
 
 
-def many_lost(left_out: LeftOut, code: int) -> int:
-    """The exit code of a command at its end, after its last line where it has left many rows out."""
-    if said := left_out.last_line():
-        say(said)
-        return code or LEFT_OUT
-    return code
-
-
 class Signals:
     """A handler of SIGINT and SIGTERM that stops at once before the first block, and later between two blocks."""
 
@@ -105,13 +97,14 @@ class LeftOut:
                 self._counts[kind] += 1
                 self._examples.setdefault(kind, row.reason)
 
-    def last_line(self) -> str:
-        """What the command says at its end; empty where few rows are left out."""
+    def exit_code(self, code: int) -> int:
+        """The exit code of a command at its end, after its last line where it has left many rows out."""
         total = self.used + self.lost
         if self.lost <= MANY * total:
-            return ""
+            return code
         [(kind, count)] = self._counts.most_common(1)
         reason = self._examples[kind]
         cure = next((cure for words, cure in CURES.items() if words in reason), "see their reasons by --quarantine")
         said = reason if ": " in reason else f"{reason}: {cure}"
-        return f"WARNING: {self.lost} of {total} rows were left out, {count} of them because {said}"
+        say(f"WARNING: {self.lost} of {total} rows were left out, {count} of them because {said}")
+        return code or LEFT_OUT

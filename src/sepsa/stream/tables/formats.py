@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from sepsa.stream.columns.cells import MISSING, Column
 from sepsa.stream.columns.reader import column_of_objects
 from sepsa.stream.tables import records
-from sepsa.stream.tables.cells import BadRow, Position, RowBlock, TableError, TableReader, column_of_arrow
+from sepsa.stream.tables.cells import BadRow, Position, RowBlock, TableError, TableReader
 from sepsa.stream.tables.reading import Reading
 from sepsa.stream.tables.records import KEPT, RecordBatch, TextReader, too_long
 from sepsa.stream.tables.source import BINARY, ByteSource, ChunkFile
@@ -129,7 +129,8 @@ class CsvReader(TextReader):
             table = self._arrow(data, used, set(used))
         if table.num_rows != rows:
             raise pa.ArrowInvalid("other rows")
-        columns = {name: column_of_arrow(name, table[name], name in self.categorical, self.reading) for name in used}
+        [batch] = table.combine_chunks().to_batches()
+        columns = self._read(batch, used, self.categorical)
         self._texts = {name for name, column in columns.items() if column.codes is not None or column.times is not None}
         return columns
 
@@ -219,7 +220,7 @@ class ArrowReader(TableReader):
             elif source.magic.startswith(b"ARROW1") and path is not None:
                 self._file = pa.ipc.open_file(held.enter_context(pa.memory_map(str(path))))
             else:
-                self._file = pa.ipc.open_stream(pa.PythonFile(ChunkFile(source.chunks()), "r"))
+                self._file = pa.ipc.open_stream(pa.PythonFile(ChunkFile(iter(source.read, b"")), "r"))
             schema = self._file.schema_arrow if isinstance(self._file, pq.ParquetFile) else self._file.schema
         except (pa.ArrowException, OSError) as error:
             raise TableError(f"{self.name} cannot be read: {one_line(error)}") from None
@@ -240,8 +241,7 @@ class ArrowReader(TableReader):
         used = [name for name in self.names or () if name not in self.drop]
         try:
             for batch in self._batches(used):
-                named = self.categorical | self._named
-                columns = {n: column_of_arrow(n, batch.column(n), n in named, self.reading) for n in used}
+                columns = self._read(batch, used, self.categorical | self._named)
                 lines = np.arange(self._row + 1, self._row + 1 + len(batch))
                 self._row += len(batch)
                 yield RowBlock(columns, lines, as_json(batch), [], {"table": self._identity, "row": self._row})

@@ -116,24 +116,19 @@ class TableModel(TableOptions):
         """Predict each row that can be used, then learn it; with `asked`, row by row, which is slower."""
         usable = UsableRows(block)
         self.refuse_rows(usable)
-        columns, target, rows = self._inputs(block, usable.rows), block.columns.get(self.target), usable.rows
-        predictions: list[Any] = []
-        warnings: list[str] = []
-        details: list[Any] = []
-        if len(rows):
-            assert target is not None
-            target = target.rows(rows)
-            labels = self._labels(target, len(rows))
-            if (labels < 0).any():
-                reason = f"the target has more than {MOST_CLASSES} classes: is it a number, without --classify?"
-                usable.refuse(rows[labels < 0], reason)
-                good = np.flatnonzero(labels >= 0)
-                columns, target, labels, rows = at_rows(columns, good), target.rows(good), labels[good], rows[good]
-            kept, predictions, warnings, details = self._learn(columns, target, labels, len(rows), asked)
+        result = BlockResult(block.lines[:0], [], [], [])
+        if len(rows := usable.rows):
+            labels = self._labels(block.columns[self.target].rows(rows))
+            reason = f"the target has more than {MOST_CLASSES} classes: is it a number, without --classify?"
+            usable.refuse(rows[labels < 0], reason)
+            rows, labels = usable.rows, labels[labels >= 0]
+            kept, result = self._learn(
+                self._inputs(block, rows), block.columns[self.target].numbers[rows], labels, asked
+            )
             usable.refuse(rows[~kept], "the row cannot be learned: its numbers are too large")
         self.quarantined += len(usable.bad)
-        self.warnings.extend(warnings)
-        return BlockResult(block.lines[usable.rows], predictions, sorted(usable.bad), warnings, details)
+        self.warnings.extend(result.warnings)
+        return result._replace(lines=block.lines[usable.rows], bad=sorted(usable.bad))
 
     def _inputs(self, block: RowBlock, rows: NDArray[np.intp]) -> dict[str, Column]:
         """The columns that are inputs, at these rows, in the order of their names."""
@@ -142,12 +137,13 @@ class TableModel(TableOptions):
         return columns if len(rows) == len(block) else at_rows(columns, rows)
 
     def _learn(
-        self, columns: dict[str, Column], target: Column, labels: NDArray[np.intp], rows: int, asked: Details | None
-    ) -> tuple[NDArray[np.bool_], list[Any], list[str], list[Any]]:
-        """Learn rows in order; returns which of them could be learned, their predictions, warnings and details."""
+        self, columns: dict[str, Column], target: Floats, labels: NDArray[np.intp], asked: Details | None
+    ) -> tuple[NDArray[np.bool_], BlockResult]:
+        """Learn rows in order; returns which of them could be learned, and their predictions, warnings and details."""
+        rows = len(labels)
         new_inputs, warnings = self.inputs.add(columns)
         X, names = self.inputs.encode(columns, rows), list(self.classes)
-        Y = indicators(labels, len(names)) if self.classify else target.numbers[:, None].copy()
+        Y = indicators(labels, len(names)) if self.classify else target[:, None]
         new_inputs = self.inputs.learn_means(X, columns, Y, new_inputs)
         known, first = 0 if self.learner is None else self.learner.engine.outputs, first_rows(labels, Y.shape[1])
         arrivals, first[:known] = first[known:].tolist(), -1
@@ -185,7 +181,7 @@ class TableModel(TableOptions):
             errors = np.minimum(np.abs(before - Y)[:, 0], LARGEST_ERROR)
         self.trace.add(errors[kept])
         self.latest.extend(zip(actual[-LATEST:], predictions[-LATEST:], strict=True))
-        return kept, predictions, warnings, looked
+        return kept, BlockResult(labels[:0], predictions, [], warnings, looked)
 
     def _count_covered(self, share: float, targets: Floats, ends: Floats) -> None:
         """Count the targets that lie in their intervals, of those that had one."""
@@ -194,10 +190,10 @@ class TableModel(TableOptions):
         within = int(((low <= targets) & (targets <= high)).sum())
         self.coverage = share, rows + int((~np.isnan(low)).sum()), inside + within
 
-    def _labels(self, target: Column, rows: int) -> NDArray[np.intp]:
+    def _labels(self, target: Column) -> NDArray[np.intp]:
         """The class (rows,) of each row, new ones in order of appearance; -1 for one more than `MOST_CLASSES`."""
         if not self.classify:
-            return np.zeros(rows, np.intp)
+            return np.zeros(len(target.numbers), np.intp)
         assert target.codes is not None
         present, first = np.unique(target.codes, return_index=True)
         present = present[np.argsort(first)]
