@@ -22,7 +22,7 @@ import river_models
 import sepsa
 from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SelfTuning, SepSA, SoftmaxNewton
 from sepsa.stream.keyed import KeyedLearner
-from sepsa.stream.tables import command, exits, forecast, inspection
+from sepsa.stream.tables import command, forecast, inspection, output
 from sepsa.stream.tables.options import DetailOptions, ForecastOptions, StreamOptions
 
 ASKED = slice(1990, 1995)  # rows that are only predicted
@@ -379,7 +379,7 @@ class Command(Kind):
         else:
             options = ForecastOptions(table, checkpoint=model, **files, **self.options)
             code = command.stream(options, forecast.ForecastRun)
-        assert code in (exits.FINISHED, exits.LEFT_OUT)
+        assert code in (output.FINISHED, output.LEFT_OUT)
 
     def prequential(self, model: Path, X: Any, y: Any, start: int = 0) -> list[Any]:
         """By `sepsa stream`: the lines of the predictions, with probabilities of the classes by name."""

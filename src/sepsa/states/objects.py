@@ -27,20 +27,15 @@ if TYPE_CHECKING:
     from typing import Self
 
 C = TypeVar("C", bound=type)
-BUILT: dict[str, type] = {}  # the classes that `load` builds, by their names in a file
+BUILT: dict[str, Any] = {}  # the classes that `load` builds, by their names in a file
 
 
 def rebuilt_as(name: str) -> Callable[[C], C]:
     """Register a class, which `load` builds from its configuration where a file has this name."""
-
-    def register(cls: C) -> C:
-        BUILT[name] = cls
-        return cls
-
-    return register
+    return lambda cls: BUILT.setdefault(name, cls)
 
 
-def built_class(kind: str) -> type | None:
+def built_class(kind: str) -> Any:
     """The class that is registered under this name, by a module that may have to be imported first; or None."""
     home = REGISTERED_BY.get(kind) or REGISTERED_BY.get(kind.rpartition(".")[0])
     if kind not in BUILT and home is not None:
@@ -362,7 +357,7 @@ def load_all(objects: Mapping[Any, Any], states: Mapping[Any, Any]) -> None:
 
 def build(kind: str, configuration: Any, state: Any, name: str, size: int) -> Any:
     """A new object of a registered class, with this state, from a checkpoint whose tensors have `size` bytes."""
-    cls: Any = built_class(kind)
+    cls = built_class(kind)
     if cls is None:
         raise CheckpointError(f"{name} holds a {kind}: build one as it was built then, and give it as into=")
     with limited_memory(size):

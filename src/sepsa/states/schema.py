@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from sepsa.states.tensors import is_tensor
+from sepsa.validation import is_number
 
 if TYPE_CHECKING:
     import torch
@@ -67,8 +68,7 @@ class Entries:
     def number(self, key: Any, low: float = -math.inf, high: float = math.inf) -> float:
         """A finite number in [low, high], not a bool."""
         value = float(self[key]) if isinstance(self[key], np.floating) else self[key]
-        fits = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not fits or not low <= value <= high or not abs(value) <= LARGEST_FLOAT:
+        if not is_number(value) or not low <= value <= high or not abs(value) <= LARGEST_FLOAT:
             kind = "a number" if math.isfinite(low) or math.isfinite(high) else "a finite number"
             raise self.damaged(key, kind + bounds(low, high), brief(value))
         return float(value)

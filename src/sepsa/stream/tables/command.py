@@ -35,21 +35,27 @@ from sepsa.stream.tables.checks import (
     warn_of_columns,
     wrong_options,
 )
-from sepsa.stream.tables.exits import (
+from sepsa.stream.tables.formats import open_table
+from sepsa.stream.tables.inspection import column_names, load_model, spelled
+from sepsa.stream.tables.model import BlockResult, Details, TableModel, at_rows
+from sepsa.stream.tables.options import NO_TARGET, DetailOptions, RunOptions
+from sepsa.stream.tables.output import (
     FAILED,
     FINISHED,
     INTERRUPTED,
     MISUSED,
     TERMINATED,
     LeftOut,
+    Misuse,
+    Output,
+    Predictions,
+    RunningLine,
     Signals,
+    error_of,
     exit_code,
+    header_of,
+    say,
 )
-from sepsa.stream.tables.formats import open_table
-from sepsa.stream.tables.inspection import column_names, load_model, spelled
-from sepsa.stream.tables.model import BlockResult, Details, TableModel, at_rows
-from sepsa.stream.tables.options import NO_TARGET, DetailOptions, RunOptions
-from sepsa.stream.tables.output import Misuse, Output, Predictions, RunningLine, error_of, header_of, say
 from sepsa.stream.tables.reading import Reading
 from sepsa.stream.tables.report import write_report
 
