@@ -27,8 +27,7 @@ import numpy as np
 
 from sepsa._version import __version__
 from sepsa.states.output import remove_unfinished, replace
-from sepsa.states.tensors import code_of, is_tensor
-from sepsa.states.tree import SIZES, Decoder, Tree
+from sepsa.states.tree import SIZES, Decoder, Tree, code_of, is_tensor
 
 FORMAT = 1
 FIRST = b'{"__metadata__":{"sepsa":'  # behind the length

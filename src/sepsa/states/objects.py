@@ -19,8 +19,7 @@ from sepsa.states import REGISTERED_BY
 from sepsa.states.file import CheckpointError, Header, encode, lock, read, read_path, view, write
 from sepsa.states.output import is_device
 from sepsa.states.schema import limited_memory
-from sepsa.states.tensors import is_tensor
-from sepsa.states.tree import not_finite
+from sepsa.states.tree import is_tensor, not_finite
 from sepsa.validation import at_least
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from sepsa.states.tensors import is_tensor
+from sepsa.states.tree import is_tensor
 from sepsa.validation import is_number
 
 if TYPE_CHECKING:

@@ -52,15 +52,6 @@ def check_details(intervals: float | None, wanted: bool, model: TableModel) -> D
     return Details(intervals, wanted) if wanted or intervals is not None else None
 
 
-def check_columns(table: TableReader, model: TableModel) -> None:
-    """Set which columns the reader drops and reads as texts; refuse names of columns that the table does not have."""
-    table.drop = frozenset(model.drop)
-    table.categorical = frozenset((*model.categorical, model.target) if model.classify else model.categorical)
-    if model.target in model.drop:
-        raise Misuse(f"--drop must leave the target in the table, got {model.target!r} for both")
-    check_names(table, {"target": (model.target,), "drop": model.drop, "categorical": model.categorical})
-
-
 def check_names(table: TableReader, given: Mapping[str, Sequence[str]]) -> None:
     """Raise an error for names of columns, by the option that gives them, that the table does not have."""
     if table.names is None:

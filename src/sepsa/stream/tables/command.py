@@ -27,11 +27,11 @@ from sepsa.states.output import check_writable
 from sepsa.stream.columns.cells import read_cell
 from sepsa.stream.tables.cells import RowBlock, TableError, TableReader, UsableRows
 from sepsa.stream.tables.checks import (
-    check_columns,
     check_details,
     check_files,
     check_first_target,
     check_kinds,
+    check_names,
     warn_of_columns,
     wrong_options,
 )
@@ -61,13 +61,6 @@ from sepsa.stream.tables.report import write_report
 
 SHOWN = 3  # quarantined rows that are shown in the terminal; the file has all
 IDLE = 10.0  # seconds without new rows after which a checkpoint is written
-
-
-def stream(options: RunOptions, kind: type[StreamRun] | None = None) -> int:
-    """Learn a table as it comes, by a run of this kind; returns the exit code, after all messages."""
-    with contextlib.ExitStack() as held:
-        signals = held.enter_context(Signals())
-        return exit_code(lambda: (kind or StreamRun)(options, signals, held).run())
 
 
 class StreamRun:
@@ -115,7 +108,6 @@ class StreamRun:
         held.callback(self.predictions.output.close)
         self.quarantine = Output(place, "line,reason,text\n", position.get("quarantine"), lazy=True)
         held.callback(self.quarantine.close)
-        self.rows_at_start, self.quarantined_at_start = self.model.trace.rows, self.model.quarantined
         self.started = self.saved_at = time.monotonic()
         self.unchecked = not self.table.resumed  # whether it is a table of which no row was read
         self.unsaved = 0  # rows
@@ -162,7 +154,12 @@ class StreamRun:
         return check_details(self.options.intervals, self.options.probabilities, self.model)
 
     def _check_columns(self) -> None:
-        check_columns(self.table, self.model)
+        """Set which columns the reader drops and reads as texts; refuse names that the table does not have."""
+        model, names = self.model, (*self.model.categorical, *[self.model.target] * self.model.classify)
+        self.table.drop, self.table.categorical = frozenset(model.drop), frozenset(names)
+        if model.target in model.drop:
+            raise Misuse(f"--drop must leave the target in the table, got {model.target!r} for both")
+        check_names(self.table, {"target": (model.target,), "drop": model.drop, "categorical": model.categorical})
 
     def _finish(self) -> None:
         """Write the report, if it was asked for."""
@@ -188,13 +185,13 @@ class StreamRun:
         if len(block) and (self.unchecked or not self.model.trace.rows):
             self._check_first(block)
             self.unchecked = False
-        usable = UsableRows(block)
         if self.options.strict:
+            usable = UsableRows(block)
             self.model.refuse_rows(usable)
-        if self.options.strict and usable.bad:
-            first = min(usable.bad)
-            block = before(block, first.line)
-            reason = f"line {first.line}: {first.reason} (--strict)"
+            if usable.bad:
+                first = min(usable.bad)
+                block = before(block, first.line)
+                reason = f"line {first.line}: {first.reason} (--strict)"
         result = self.model.learn(block, self.asked)
         self.position, self.saved = self._position(block), False
         for text in result.warnings:
@@ -240,8 +237,7 @@ class StreamRun:
 
     def _summary(self, code: int) -> int:
         model, rows = self.model, self.model.trace.rows
-        new = rows - self.rows_at_start
-        lost = model.quarantined - self.quarantined_at_start
+        new, lost = rows - self.line.rows, self.left_out.lost
         kept = str(self.quarantine.path) != os.devnull
         where = "" if not lost else f", {lost} quarantined in {self.quarantine.path}" if kept else f", {lost} left out"
         if not new and not lost and code == FINISHED:
@@ -274,6 +270,13 @@ class StreamRun:
         written = [f"{what} to {path}" for what, path in files.items() if path is not None]
         say("written: " + ", ".join(written) + ("" if self.saved else "; the model is not saved"))
         return self.left_out.exit_code(code)
+
+
+def stream(options: RunOptions, kind: type[StreamRun] = StreamRun) -> int:
+    """Learn a table as it comes, by a run of this kind; returns the exit code, after all messages."""
+    with contextlib.ExitStack() as held:
+        signals = held.enter_context(Signals())
+        return exit_code(lambda: kind(options, signals, held).run())
 
 
 def load_read(path: Path, kind: str, given: Mapping[str, Any]) -> tuple[Any, Header]:

@@ -291,11 +291,12 @@ class TableModel(TableOptions):
         if new["learner"] is not None:
             learner = self._new_learner(1, 1)
             learner.load_state_dict(new["learner"])
-            outputs = len(classes) if self.classify else 1
-            if learner.engine.inputs != len(inputs.names) or learner.engine.outputs != outputs:
+            needed = len(inputs.names), len(classes) if self.classify else 1
+            sizes = learner.engine.inputs, learner.engine.outputs
+            if sizes != needed:
                 raise ValueError(
-                    f"state['learner'] must have {len(inputs.names)} inputs and {outputs} outputs, as the table has, "
-                    f"got {learner.engine.inputs} and {learner.engine.outputs}"
+                    f"state['learner'] must have {needed[0]} inputs and {needed[1]} outputs, as the table has, "
+                    f"got {sizes[0]} and {sizes[1]}"
                 )
         elif inputs.names or classes or trace.rows:
             raise ValueError("state['learner'] must not be None where rows have been learned")
