@@ -199,7 +199,6 @@ def report(
         import jinja2  # noqa: F401
 
         from sepsa.stream.tables import forecast, inspection, output
-        from sepsa.stream.tables import report as reporting
     if model.is_dir():
         raise refuse(f"{model} is a folder: give a saved model")
 
@@ -211,7 +210,7 @@ def report(
             forecast.write_page(page, str(model), found)
         else:
             lost = header.position.get("quarantine") if isinstance(header.position, dict) else None
-            reporting.write_report(page, str(model), found, Path(lost[0] if lost else os.devnull))
+            inspection.write_report(page, str(model), found, Path(lost[0] if lost else os.devnull))
         output.say(f"the page is {page}")
         return output.FINISHED
 

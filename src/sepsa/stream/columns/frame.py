@@ -170,8 +170,10 @@ def read_column(name: str, series: Any, known: str | None) -> tuple[str | None, 
 def kind_of(name: str, series: Any, known: str | None) -> str | None:
     """What a column holds, by its dtype or the types of its objects; None if all is missing."""
     there = series[series.notna()]
-    if not len(there) or series.dtype.kind in "biufmM":
-        return (DATE if series.dtype.kind == "M" else NUMBER) if len(there) else None
+    if not len(there):
+        return None
+    if series.dtype.kind in "biufmM":
+        return DATE if series.dtype.kind == "M" else NUMBER
     if series.dtype == "category":
         return CATEGORY
     kinds = set()

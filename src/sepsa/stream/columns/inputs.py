@@ -274,8 +274,7 @@ class Inputs:
         Returns the new inputs, of which those of means have the mean and the scale of the targets before their row.
         """
         new, rows_of = list(new_inputs), {each.name: (i, each.row) for i, each in enumerate(new_inputs)}
-        targets = np.zeros((len(Y), max(self.means, Y.shape[1])))
-        targets[:, : Y.shape[1]] = Y
+        targets = np.pad(Y, ((0, 0), (0, max(0, self.means - Y.shape[1]))))
         for name, levels in self.levels.items():
             column = columns.get(name)
             if column is None or column.codes is None:

@@ -11,14 +11,12 @@ import numpy as np
 
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.tables.cells import RowBlock, TableError
-from sepsa.stream.tables.checks import check_first_target, check_names
-from sepsa.stream.tables.command import StreamRun, name_of
-from sepsa.stream.tables.inspection import spelled
+from sepsa.stream.tables.command import StreamRun, check_first_target, check_names, name_of
+from sepsa.stream.tables.inspection import Chart, spelled, write_template
 from sepsa.stream.tables.model import BlockResult
 from sepsa.stream.tables.output import NEWEST_FIRST, Misuse, Predictions, error_of, print_text, quote, say, speller
 from sepsa.stream.tables.reading import cure_of
 from sepsa.stream.tables.records import TextReader
-from sepsa.stream.tables.report import Chart, write_template
 from sepsa.stream.tables.series import ForecastTable, date_of
 
 

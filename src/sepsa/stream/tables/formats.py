@@ -61,8 +61,7 @@ class CsvReader(TextReader):
         if start[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in start[:8]:
             cure = f"give --encoding utf-16 if it is a text in UTF-16. {READS}"
             raise TableError(f"{source.name} is not {spell_encoding(source.encoding)} text: {cure}")
-        bom = 3 if start.startswith(b"\xef\xbb\xbf") else 0
-        line = re.split(rb"[\r\n]", start[bom:].lstrip(b"\r\n"), maxsplit=1)[0]
+        line = re.split(rb"[\r\n]", start.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n"), maxsplit=1)[0]
         super().__init__(source, reading, reading.sep or find_separator(line.decode(errors="replace")))
         self.names = self._read_header()
         self.resumed = self.resume(resume)

@@ -166,7 +166,7 @@ class TableModel(TableOptions):
         self.learner, before = learn_rows(
             self.learner, self._new_learner, X, Y, np.ones(rows), new_inputs, arrivals, learn=learn
         )
-        looked = [details[row] for row in np.flatnonzero(kept).tolist()] if asked is not None else []
+        looked = [detail for row, detail in details.items() if kept[row]]
         if asked is not None and asked.intervals is not None:
             self._count_covered(asked.intervals, Y[kept, 0], np.array(looked).reshape(-1, 2))
         if self.classify:

@@ -36,11 +36,10 @@ class TextReader(TableReader):
         super().__init__(reading)
         self.source, self.separator, self.is_utf8 = source, separator, source.is_utf8
         self.offset, self.line = 0, 1  # of the next record
-        self._first = self._last = b""  # the file's first bytes, and the last ones before the offset
+        self._first = self._last = b""  # the file's first bytes, and the last batch with some bytes before it
         self._buffer = b""
         self._ended = False
-        self._batch: RecordBatch | None = None  # the last one, and the last bytes before it
-        self._before = b""
+        self._batch: RecordBatch | None = None  # the last one
 
     def _blocks(self) -> Iterator[RowBlock | None]:
         for batch in self.batches(self.batch):
@@ -61,10 +60,11 @@ class TextReader(TableReader):
 
     def position(self, line: int | None = None) -> Position:
         """Where the next record begins, or that of a line in the last batch, and hashes that identify the table."""
-        offset, last, batch = self.offset, self._last, self._batch
-        if line is not None and batch is not None:
-            size = int(np.append(0, batch.ends)[np.searchsorted(batch.lines, line)])
-            offset, last = offset - len(batch.data) + size, (self._before + batch.data[:size])[-KEPT:]
+        behind = 0  # bytes of the last batch from this line on
+        if line is not None and self._batch is not None:
+            ends = np.append(0, self._batch.ends)
+            behind = int(ends[-1] - ends[np.searchsorted(self._batch.lines, line)])
+        offset, last = self.offset - behind, self._last[: len(self._last) - behind][-KEPT:]
         first = self._first[:offset]
         return {
             "offset": offset,
@@ -85,7 +85,7 @@ class TextReader(TableReader):
         if len(first) < length or hashlib.sha256(first).hexdigest() != digest:
             return False
         offset, (length, digest) = position["offset"], position["tail"]
-        last, at = self._last, self.offset
+        last, at = self._last[-KEPT:], self.offset
         if self.source.seekable:
             last, at, self._buffer, self._ended = b"", offset - length, b"", False
             self.source.seek(at)
@@ -130,7 +130,7 @@ class TextReader(TableReader):
         data, self._buffer = self._buffer[:size], self._buffer[size:]
         if len(self._first) < KEPT:
             self._first += data[: KEPT - len(self._first)]
-        self._last = (self._last + data[-KEPT:])[-KEPT:]
+        self._last = self._last[-KEPT:] + data
         self.offset += len(data)
         self.line += lines
         return data
@@ -142,7 +142,6 @@ class TextReader(TableReader):
             if len(found.ends):
                 lines = int(found.lines.sum())
                 at = self.line + found.lines.cumsum() - found.lines
-                self._before = self._last
                 self._batch = found._replace(data=self._pass(int(found.ends[-1]), lines), lines=at)
                 yield self._batch
             elif len(self._buffer) > LONGEST:
