@@ -50,7 +50,6 @@ from sepsa.stream.tables.output import (
 )
 from sepsa.stream.tables.reading import Reading, cure_of
 
-SHOWN = 3  # quarantined rows that are shown in the terminal; the file has all
 SHOWN_COLUMNS = 5  # unknown columns that are named
 IDLE = 10.0  # seconds without new rows after which a checkpoint is written
 
@@ -100,7 +99,7 @@ class StreamRun:
         held.callback(self.predictions.output.close)
         self.quarantine = Output(place, "line,reason,text\n", position.get("quarantine"), lazy=True)
         held.callback(self.quarantine.close)
-        self.started = self.saved_at = time.monotonic()
+        self.saved_at = time.monotonic()
         self.unchecked = not self.table.resumed  # whether it is a table of which no row was read
         self.unsaved = 0  # rows
         self.saved = False  # whether the checkpoint holds all that was learned
@@ -122,13 +121,14 @@ class StreamRun:
         except TableError as error:  # the rows before it are kept
             reason = str(error)
         self.line.end()
+        code = self.signals.code if reason is None else FAILED
         if reason is not None:
             say(reason)
         if not (self.options.strict and reason):
             self.save()
         if self.model.trace.rows:
             self._finish()
-        return self._summary(self.signals.code if reason is None else FAILED)
+        return self._summary(code)
 
     def _resume(self, path: Path) -> tuple[Any, dict[str, Any]]:
         """The model of the checkpoint and its position; the options must be those it was made with."""
@@ -143,7 +143,7 @@ class StreamRun:
         return model, header.position if isinstance(header.position, dict) else {}
 
     def _details(self) -> Details | None:
-        return check_details(self.options.intervals, self.options.probabilities, self.model)
+        return check_details(self.options, self.model)
 
     def _check_columns(self) -> None:
         """Set which columns the reader drops and reads as texts; refuse names that the table does not have."""
@@ -182,7 +182,8 @@ class StreamRun:
             self.model.refuse_rows(usable)
             if usable.bad:
                 first = min(usable.bad)
-                block = before(block, first.line)
+                kept = np.flatnonzero(block.lines < first.line)
+                block = RowBlock(at_rows(block.columns, kept), block.lines[kept], block.raw, [], block.position)
                 reason = f"line {first.line}: {first.reason} (--strict)"
         result = self.model.learn(block, self.asked)
         self.position, self.saved = self._position(block), False
@@ -205,9 +206,7 @@ class StreamRun:
             text = io.StringIO()
             csv.writer(text, lineterminator="\n").writerows(result.bad)
             self.quarantine.write(text.getvalue().replace("\0", "\\0"))
-        for bad in result.bad[: max(0, SHOWN - self.left_out.lost)]:
-            self.line.say(f"line {bad.line} is quarantined: {bad.reason}")
-        self.left_out.add(len(result.lines), result.bad)
+        self.left_out.add(result, "quarantined", self.line.say)
 
     def _idle(self) -> None:
         self.predictions.output.flush()
@@ -243,7 +242,7 @@ class StreamRun:
             return self.left_out.exit_code(FAILED)
         if not rows:
             return code
-        seconds = max(time.monotonic() - self.started, 1e-9)
+        seconds = max(time.monotonic() - self.line.started, 1e-9)
         since = "" if new == rows else f" ({new} now)"
         say(
             f"{rows} rows{since}, {error_of(model)}, each predicted before it was learned{where}"
@@ -293,12 +292,6 @@ def open_read(source: Path | None, held: contextlib.ExitStack, model: Any, **mor
     return table
 
 
-def before(block: RowBlock, line: int) -> RowBlock:
-    """The rows of a block that come before a line."""
-    kept = np.flatnonzero(block.lines < line)
-    return RowBlock(at_rows(block.columns, kept), block.lines[kept], block.raw, [], block.position)
-
-
 def default_quarantine(options: RunOptions) -> Path:
     """The quarantine file beside the checkpoint or the predictions."""
     near = options.checkpoint or options.predictions
@@ -321,7 +314,7 @@ def predict_table(saved: Path, options: DetailOptions) -> int:
     model, _ = load_read(saved, "sepsa stream", options.reading)
     if model.learner is None:
         raise Misuse(f"{saved} has not learned any row yet and cannot predict: learn a table by sepsa stream")
-    asked = check_details(options.intervals, options.probabilities, model)
+    asked = check_details(options, model)
     left_out = LeftOut()
     known: set[str] = set()  # the columns so far
     with contextlib.ExitStack() as held:
@@ -342,9 +335,7 @@ def predict_table(saved: Path, options: DetailOptions) -> int:
                 known |= set(block.columns)
             result = model.predict(block, asked)
             predictions.write(result)
-            for bad in result.bad[: max(0, SHOWN - left_out.lost)]:
-                say(f"line {bad.line} is not predicted: {bad.reason}")
-            left_out.add(len(result.lines), result.bad)
+            left_out.add(result, "not predicted")
         predictions.output.sync()
     rows, lost = left_out.used, left_out.lost
     if not rows and not lost:
@@ -378,8 +369,9 @@ def check_files(files: dict[str, Path | None]) -> None:
             raise Misuse(f"{option} must be another file than {other}, got {path} for both")
 
 
-def check_details(intervals: float | None, wanted: bool, model: TableModel) -> Details | None:
+def check_details(options: DetailOptions, model: TableModel) -> Details | None:
     """What is computed beside each prediction; an error if it does not fit the model."""
+    intervals, wanted = options.intervals, options.probabilities
     if intervals is not None and (model.classify or not 0 < intervals < 1):
         raise Misuse(
             f"--intervals must be a share in (0, 1) of the targets, which are numbers, got {intervals}"
@@ -398,11 +390,8 @@ def check_names(table: TableReader, given: Mapping[str, Sequence[str]]) -> None:
     for option, names in given.items():
         for name in names:
             if name not in table.names:
-                hint = (
-                    ""
-                    if len(table.names) > 1
-                    else "; if they are not separated rightly, give --sep; the first line must name them"
-                )
+                hint = "; if they are not separated rightly, give --sep; the first line must name them"
+                hint *= len(table.names) == 1
                 raise Misuse(f"--{option} must be a column of the table, {shown}, got {name!r}{hint}")
 
 

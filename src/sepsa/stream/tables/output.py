@@ -10,14 +10,14 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from operator import add
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
 from sepsa.states.output import is_device
-from sepsa.stream.tables.cells import BadRow, TableError
+from sepsa.stream.tables.cells import TableError
 from sepsa.stream.tables.formats import encoding_cure
 from sepsa.stream.tables.model import BlockResult, Details, TableModel
 from sepsa.validation import printable
@@ -30,6 +30,7 @@ FINISHED, FAILED, MISUSED, PIPE_CLOSED, INTERRUPTED, TERMINATED = 0, 1, 2, 141, 
 LEFT_OUT, NEWEST_FIRST = 3, 4
 MANY = 1 / 20  # the share of the rows beyond which a command has an exit code of its own
 MOST_REASONS = 1000
+SHOWN = 3  # rows left out that are shown in the terminal; the quarantine file has all
 CURES = {  # by words of the reason; some reasons name their cure
     "is not in UTF-8": encoding_cure("UTF-8"),
     "is not in": encoding_cure(""),
@@ -337,10 +338,12 @@ class LeftOut:
         self._counts: Counter[str] = Counter()
         self._examples: dict[str, str] = {}
 
-    def add(self, used: int, bad: Iterable[BadRow]) -> None:
-        """Count further rows."""
-        self.used += used
-        for row in bad:
+    def add(self, result: BlockResult, what: str, tell: Callable[[str], None] = say) -> None:
+        """Count the rows of a block; the first ones that are left out are told by `what` became of them."""
+        self.used += len(result.lines)
+        for row in result.bad:
+            if self.lost < SHOWN:
+                tell(f"line {row.line} is {what}: {row.reason}")
             self.lost += 1
             kind = re.sub(r"'.*'|\d[\d:. -]*", "", row.reason)
             if kind in self._counts or len(self._counts) < MOST_REASONS:
