@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from sepsa.states import schema
-from sepsa.stream.columns.cells import CATEGORIES, Column
+from sepsa.stream.columns.cells import CATEGORIES
 from sepsa.stream.columns.inputs import Inputs
-from sepsa.stream.columns.reader import column_of
+from sepsa.stream.columns.reader import Column, column_of
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import NewInput
 

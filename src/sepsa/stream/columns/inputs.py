@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sepsa.states import schema
-from sepsa.stream.columns.cells import DECIMAL_COMMA, DECORATED, NUMBER, Column, date_formats
+from sepsa.stream.columns.cells import DECIMAL_COMMA, DECORATED, NUMBER, date_formats
+from sepsa.stream.columns.reader import Column
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import NewInput
 from sepsa.stream.kernels.robust import HUGE

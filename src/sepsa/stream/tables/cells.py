@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from sepsa.stream.columns.cells import Column
-from sepsa.stream.columns.reader import column_of, column_of_values
+from sepsa.stream.columns.reader import Column, column_of, column_of_values
 from sepsa.stream.tables.reading import Reading
 
 NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal, pa.types.is_null)

@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 
-from sepsa.stream.columns.cells import MISSING, Column
-from sepsa.stream.columns.reader import column_of_objects
+from sepsa.stream.columns.cells import MISSING
+from sepsa.stream.columns.reader import Column, column_of_objects
 from sepsa.stream.tables import records
 from sepsa.stream.tables.cells import BadRow, Position, RowBlock, TableError, TableReader
 from sepsa.stream.tables.reading import Reading

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from sepsa.states import schema
 from sepsa.states.objects import rebuilt_as
 from sepsa.stream.calibration import probabilities
-from sepsa.stream.columns.cells import Column
 from sepsa.stream.columns.inputs import CLASS_MEANS, Inputs, date_names
+from sepsa.stream.columns.reader import Column
 from sepsa.stream.engine.bodies import NAMED
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import class_codes, first_rows, indicators, learn_rows
