@@ -124,8 +124,7 @@ def rotate(target: Path, keep: int) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.replace(older(target, age - 1), older(target, age))
     if keep > 1 and target.exists():
-        with contextlib.suppress(FileNotFoundError):
-            older(target, 1).unlink()
+        older(target, 1).unlink(missing_ok=True)
         os.link(target, older(target, 1))  # the target stays in its place until it is replaced
 
 

@@ -74,10 +74,8 @@ class Tree:
 
     def encode(self, value: Any, where: str) -> Any:
         """The JSON of a value, which an error calls `where`."""
-        if value is None or type(value) in (bool, int, str):
-            return value
-        if type(value) is float:
-            return value if math.isfinite(value) else ["float", repr(value)]
+        if type(value) in PLAIN:
+            return ["float", repr(value)] if type(value) is float and not math.isfinite(value) else value
         if isinstance(value, Mapping):
             pairs = [[self.encode(k, f"a key of {where}"), self.encode(v, f"{where}[{k!r}]")] for k, v in value.items()]
             return ["dict", pairs]

@@ -74,8 +74,8 @@ class TableReader:
         """The columns of a batch of Arrow's that are used."""
         return {name: column_of_arrow(name, batch.column(name), name in categorical, self.reading) for name in used}
 
-    def position_before(self, line: int) -> Position:
-        """The position before a row of the last block."""
+    def position(self, line: int | None = None) -> Position:
+        """The position behind the last block, or before a row of it."""
         raise NotImplementedError
 
     def share(self) -> float | None:

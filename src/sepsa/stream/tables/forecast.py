@@ -98,7 +98,7 @@ class ForecastRun(StreamRun):
         if not (lines > 0).any():
             return block.position
         first = int(lines[lines > 0][0])
-        return self.position if first < block.lines[0] else self.table.position_before(first)
+        return self.position if first < block.lines[0] else self.table.position(first)
 
     def _check_ahead(self) -> None:
         """Raise an error where inputs known ahead are not in the table."""

@@ -243,12 +243,12 @@ class ArrowReader(TableReader):
                 columns = self._read(batch, used, self.categorical | self._named)
                 lines = np.arange(self._row + 1, self._row + 1 + len(batch))
                 self._row += len(batch)
-                yield RowBlock(columns, lines, as_json(batch), [], {"table": self._identity, "row": self._row})
+                yield RowBlock(columns, lines, as_json(batch), [], self.position())
         except (pa.ArrowException, OSError) as error:
             raise TableError(f"{self.name} cannot be read behind row {self._row}: {one_line(error)}") from None
 
-    def position_before(self, line: int) -> Position:
-        return {"table": self._identity, "row": line - 1}
+    def position(self, line: int | None = None) -> Position:
+        return {"table": self._identity, "row": self._row if line is None else line - 1}
 
     def share(self) -> float | None:
         if isinstance(self._file, pq.ParquetFile):

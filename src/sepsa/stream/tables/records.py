@@ -55,9 +55,6 @@ class TextReader(TableReader):
         size = self.source.size
         return None if size is None else min(self.offset / size, 1.0)
 
-    def position_before(self, line: int) -> Position:
-        return self.position(line)
-
     def position(self, line: int | None = None) -> Position:
         """Where the next record begins, or that of a line in the last batch, and hashes that identify the table."""
         behind = 0  # bytes of the last batch from this line on
