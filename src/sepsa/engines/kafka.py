@@ -61,10 +61,7 @@ def learn(
     if not isinstance(learners.position, (dict, type(None))):
         raise ValueError(f"learners must have the offsets as position, got {learners.position!r}: use another file")
     if partitions is None:
-        found = consumer.list_topics(topic, timeout=10.0).topics[topic]
-        if found.error is not None:
-            raise KafkaException(found.error)
-        partitions = sorted(found.partitions)
+        partitions = _partitions_of(consumer, topic)
     learners.position = learners.position or {}
     offsets: dict[int, int] = learners.position.setdefault(topic, {})  # behind the last row learned
     consumer.assign([TopicPartition(topic, part, offsets.get(part, OFFSET_BEGINNING)) for part in partitions])
@@ -87,3 +84,13 @@ def learn(
     finally:
         consumer.unassign()
     learners.commit()
+
+
+def _partitions_of(consumer: Any, topic: str) -> list[int]:
+    """The partitions that a topic has now."""
+    from confluent_kafka import KafkaException
+
+    found = consumer.list_topics(topic, timeout=10.0).topics[topic]
+    if found.error is not None:
+        raise KafkaException(found.error)
+    return sorted(found.partitions)

@@ -173,10 +173,10 @@ def check_array(
         )
     if value.dtype != dtype or (library is not np and (value.layout is not library.strided or value.is_meta)):
         raise damaged(name, f"{kind} of {dtype} in dense layout", kind_of(value))
-    good = ~library.isinf(value) if missing else library.isfinite(value)
-    if not bool(good.all()) or (low > -math.inf and bool((value < low).any())):
-        wrong = value[~good | (value < low)].reshape(-1)[0].item()
-        raise damaged(name, "finite" + ("" if low == -math.inf else f" and at least {low:g}"), wrong)
+    wrong = value[(library.isinf(value) if missing else ~library.isfinite(value)) | (value < low)]
+    if len(wrong):
+        least = "" if low == -math.inf else f" and at least {low:g}"
+        raise damaged(name, f"finite{least}", wrong[0].item())
 
 
 @contextlib.contextmanager

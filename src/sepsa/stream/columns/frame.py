@@ -81,8 +81,8 @@ class FrameEncoder:
     def _series(self, frame: Any) -> list[tuple[str, Any]]:
         """The columns of a frame by name; columns without names are called by their numbers."""
         columns = dict(frame.items())
-        given = zip(self.kinds, (series for _, series in frame.items()), strict=True)
-        return [(name, columns.get(name, series)) for name, series in given]
+        given = zip(self.kinds, frame.items(), strict=True)
+        return [(name, columns.get(name, series)) for name, (_, series) in given]
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -92,7 +93,7 @@ class TableModel(TableOptions):
         self.learner: StreamLearner | None = None  # None before the first row
 
     def get_params(self) -> dict[str, Any]:
-        return values_of(self, TableOptions) | vars(self.reading)
+        return values_of(self, TableOptions) | asdict(self.reading)
 
     def _new_learner(self, inputs: int, outputs: int) -> StreamLearner:
         return StreamLearner(
