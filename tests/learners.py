@@ -468,7 +468,7 @@ CASES: dict[str, Any] = {
     "forecaster-blocks.sepsa": Forecaster({"every": 3, "known_ahead": True}),
     "stream.sepsa": Command({"target": "y"}),
     "stream-classify-fourier.sepsa": Command({"target": "y", "classify": True, "body": "fourier"}),
-    "forecast.sepsa": Command({"target": ["a", "b"], "time": "date", "horizon": 3, "lags": 4}, "sepsa forecast"),
+    "forecast.sepsa": Command({"target": ("a", "b"), "time": "date", "horizon": 3, "lags": 4}, "sepsa forecast"),
     "regressor.pickle": Estimator(REGRESSOR, SMALL, pickled=True),
     "regressor-fit.pickle": Estimator(REGRESSOR, SMALL | {"max_iter": 3}, "fit", pickled=True),
     "river-regressor-fourier.pickle": River("SepSARegressor", {"hidden": (4,), "body": "fourier"}, pickled=True),

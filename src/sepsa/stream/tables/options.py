@@ -97,9 +97,8 @@ class SeriesOptions:
 
 
 def values_of(model: Any, declared: type) -> dict[str, Any]:
-    """The options of a model by name, with a tuple for each list."""
-    values = {each.name: getattr(model, each.name) for each in fields(declared)}
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    """The options of the model by name."""
+    return {each.name: getattr(model, each.name) for each in fields(declared)}
 
 
 @dataclass(init=False)
@@ -127,8 +126,8 @@ class CommandOptions:
         for name, value in given.items():
             if name in own:
                 setattr(self, name, value)
-            elif value not in (None, "", (), []):
-                self.settings[name] = tuple(value) if isinstance(value, list) else value
+            elif value not in (None, "", ()):
+                self.settings[name] = value
 
 
 @dataclass(init=False)
