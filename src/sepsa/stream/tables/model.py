@@ -24,7 +24,7 @@ from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import class_codes, first_rows, indicators, learn_rows
 from sepsa.stream.learner import StreamLearner
 from sepsa.stream.tables.cells import BadRow, RowBlock, UsableRows
-from sepsa.stream.tables.options import TableOptions, values_of
+from sepsa.stream.tables.options import TableOptions
 from sepsa.stream.tables.reading import Reading, cure_of
 from sepsa.stream.tables.trace import ErrorTrace
 from sepsa.validation import NotFinite, one_of
@@ -93,7 +93,7 @@ class TableModel(TableOptions):
         self.learner: StreamLearner | None = None  # None before the first row
 
     def get_params(self) -> dict[str, Any]:
-        return values_of(self, TableOptions) | asdict(self.reading)
+        return asdict(self) | asdict(self.reading)
 
     def _new_learner(self, inputs: int, outputs: int) -> StreamLearner:
         return StreamLearner(

@@ -96,11 +96,6 @@ class SeriesOptions:
     start: int = option(0, "Row of the day at which a block begins, counted from midnight.", min=0)
 
 
-def values_of(model: Any, declared: type) -> dict[str, Any]:
-    """The options of the model by name."""
-    return {each.name: getattr(model, each.name) for each in fields(declared)}
-
-
 @dataclass(init=False)
 class CommandOptions:
     """What a command was given: its table and its own options, and as `settings` and `reading` those of its model.
