@@ -87,6 +87,21 @@ def test_forecasts_are_those_of_before_however_rows_are_divided_and_nothing_leak
     np.testing.assert_array_equal(every, whole[23::24])
 
 
+@pytest.mark.parametrize("same_time", ["error", "last"])
+def test_before_three_blocks_and_after_empty_ones_forecasts_follow_the_last_value_however_rows_are_divided(same_time):
+    y, _ = day_series(9)
+    Y = np.column_stack([y, y + 5])
+    Y[:30, 1] = Y[24 * 3 : 24 * 7 + 6, 1] = np.nan  # a series that begins late, and is away for four days
+    times, options = hours(len(y)), {"known_ahead": False, "seasons": (), "same_time": same_time}
+    whole = blocks(**options).prequential(Y, times=times)
+    model, parts = blocks(**options), []
+    for start, stop in ((0, 7), (7, 24), (24, 31), (31, 24 * 4), (24 * 4, 24 * 7 + 3), (24 * 7 + 3, len(y))):
+        parts.append(model.prequential(Y[start:stop], times=times[start:stop]))
+        made = model.predict()
+        np.testing.assert_array_equal(made, whole[stop - 1, : len(made)])
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
 def test_the_clock_begins_blocks_at_midnight_or_where_start_says():
     y, X = day_series(8)
     at_noon = hours(len(y), MONDAY + timedelta(hours=9))
@@ -272,6 +287,15 @@ def test_a_value_far_outside_all_before_is_missing_and_several_are_a_new_level(w
         assert np.nanmax(model._history.Y[-1]) > 9e3
 
 
+def test_a_constant_is_as_far_out_as_its_size_and_zeros_say_nothing_of_it():
+    y = np.full(24 * 8, 5.0)
+    y[-3], rare = 9999.0, np.zeros(24 * 8)
+    rare[-3] = 2.0
+    model, other = (blocks(known_ahead=False).update(each) for each in (y, rare))
+    assert (model.outliers_, model.predict().tolist()) == (1, [5.0] * 24)
+    assert other._history.Y[-1, -3, 0] == 2.0
+
+
 @pytest.mark.parametrize("way", ["fit", "update"])
 @pytest.mark.parametrize("factor", [0.001, 1000.0])
 def test_another_unit_is_said_once_with_the_cure(factor, way):
@@ -286,6 +310,15 @@ def test_another_unit_is_said_once_with_the_cure(factor, way):
     first = "row 383: 48 values are 0.001 of the size of those before" if factor < 1 else "row 359: 24 of 24 values"
     assert [str(one.message).startswith(f"y of 1 up to {first}") for one in told] == [True]
     model.update(Y[-48:], X[-48:])  # without a warning
+
+
+@pytest.mark.parametrize("late", [2, 12, 23])
+def test_another_unit_from_any_hour_of_a_day_is_said_once(late):
+    y, X = day_series(24)
+    y[24 * 14 + late :] *= 0.01
+    with pytest.warns(UserWarning, match="48 values are 0.0.* of the size of those before") as told:
+        blocks(seasons=(24, 168)).update(y, X)
+    assert len(told) == 1
 
 
 def test_a_new_level_of_blocks_of_two_rows_is_learned():
@@ -311,6 +344,20 @@ def test_frames_of_inputs_have_the_times_of_the_values_and_of_the_rows_ahead():
         for wrong in (X[-48:-24], X[:-25:-1]):
             with pytest.raises(ValueError, match="X must have the times of the rows ahead, 2026-01-12 00:00:00 in"):
                 model.predict(X=wrong)
+
+
+@pytest.mark.parametrize("every", [1, 24])
+def test_a_score_is_of_the_series_by_name_and_of_the_rows_ahead(every):
+    y, _ = day_series(8)
+    Y = pd.DataFrame({"a": y, "b": 2 * y}, pd.date_range(MONDAY, periods=len(y), freq="h"))
+    model = SepSAForecaster(24, every=every).update(Y[:-24])
+    score = np.abs(Y[-24:] - model.predict()).to_numpy().mean()
+    for rows in (Y[-24:], Y[-24:][["b", "a"]], Y[-24:].to_numpy()):
+        assert model.score(rows) == pytest.approx(score, rel=1e-12)
+    with pytest.raises(ValueError, match="y must have the times of the rows ahead, 2026-01-12 00:00:00 in row 0"):
+        model.score(Y[-48:-24])
+    with pytest.raises(ValueError, match="y must have the names of the first row, 'a', 'b', got 'c'"):
+        model.score(Y[-24:].rename(columns={"b": "c"}))
 
 
 def test_several_series_with_a_horizon_of_two_blocks_are_learned_together():

@@ -31,6 +31,24 @@ def placed(times, step=None):
     return clock, rows
 
 
+@pytest.mark.parametrize("zone", ["America/New_York", "Europe/Berlin", "Asia/Kolkata"])
+@pytest.mark.parametrize(("frequency", "step"), [("15min", 900), ("h", "hour"), ("D", "day"), ("B", "business day")])
+def test_a_step_that_is_given_has_its_rows_in_every_zone(zone, frequency, step):
+    times = pd.date_range("2026-03-20 10:30", periods=200, freq=frequency, tz=zone)
+    clock, rows = placed(times[:-1], step)
+    assert rows == len(times) - 1
+    assert clock.ahead(1) == times[-1]
+
+
+@pytest.mark.parametrize("first", ["2026-02-28", "2026-04-30", "2026-01-31", "2026-09-30"])
+@pytest.mark.parametrize(("frequency", "step"), [("ME", "month"), ("QE", "quarter")])
+def test_a_step_of_months_that_is_given_is_counted_from_their_ends(first, frequency, step):
+    times = pd.date_range(first, periods=30, freq=frequency)
+    for count in (4, 29):
+        clock, rows = placed(times[:count], step)
+        assert (rows, clock.ahead(1)) == (count, times[count])
+
+
 @pytest.mark.parametrize(
     ("frequency", "unit", "step"),
     [

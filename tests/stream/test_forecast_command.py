@@ -237,6 +237,8 @@ def test_blocks_are_forecast_with_inputs_known_ahead(tmp_path):
     for row in rows:
         assert float(row["low"]) < float(row["forecast"]) < float(row["high"])
     assert rows_of(run(source, "--checkpoint", tmp_path / "m.sepsa").stdout) == rows
+    rows = rows_of(run(source, *options, "--inputs", "").stdout)  # nothing is known ahead but the rows themselves
+    assert rows[0]["time"].startswith("2026-01-20")
     message = run(source, *options, "--predictions", tmp_path / "p.csv", code=2).stderr
     assert "--predictions must be left out with --every and --known-ahead" in message
     source.write_text("\n".join(["date,y,x", *cells[:-5]]) + "\n")

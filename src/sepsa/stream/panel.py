@@ -13,7 +13,7 @@ import numpy as np
 from sepsa.stream.columns.frame import as_pandas, is_frame
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.forecast import SepSAForecaster
-from sepsa.stream.forecast.rows import numbers
+from sepsa.stream.forecast.rows import is_polars, numbers
 from sepsa.stream.forecast.times import read_times
 from sepsa.stream.keyed import KeyedLearner
 
@@ -242,8 +242,3 @@ class SepSAPanelForecaster:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def is_polars(df: Any) -> bool:
-    """Whether this is a frame of Polars."""
-    return type(df).__module__.startswith("polars.")

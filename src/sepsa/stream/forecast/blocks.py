@@ -8,9 +8,8 @@ forecast, or in `fit` lies between its neighbours, and a block counts by the sha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from itertools import pairwise
+from collections.abc import Sequence
+from copy import copy
 from statistics import NormalDist
 from typing import Any
 
@@ -23,6 +22,7 @@ from sepsa.stream.forecast.clock import HISTORY, SETTLED, Clock
 from sepsa.stream.forecast.grids import Grid
 from sepsa.stream.forecast.history import IMAGINED, Purpose
 from sepsa.stream.forecast.model import KNOWN, LEVELS, Settings
+from sepsa.stream.forecast.rows import packed
 from sepsa.stream.forecast.seasons import check_seasons
 from sepsa.stream.kernels.robust import HUGE
 from sepsa.stream.sklearn import SepSARegressor
@@ -36,6 +36,14 @@ SHARE = 0.25  # of its targets without which a block is not learned
 RECENT = 0.98  # by which earlier errors count less with each block
 ERRORS = 256  # of the last forecasts, whose quantiles are those of an interval
 ASSUMED = 32  # normal errors after `fit`, which the first forecasts replace; in a mixed order
+PLACE = {  # numbers of a saved state, and the least and largest
+    "point": (-(2**48), 2**48),
+    "rows": (1,),
+    "blocks": (),
+    "newest": (-(2**48), 2**48),
+    "closed": (0, 1),
+    "assumed": (0, ASSUMED),
+}
 SCORES: Floats = np.array([NormalDist().inv_cdf((13 * i % ASSUMED + 0.5) / ASSUMED) for i in range(ASSUMED)])
 
 
@@ -61,7 +69,7 @@ class BlockHistory:
         self.joined = joined  # whether further rows at the last time may change a block's last row
         self.lags, self.seasons, self.ahead, self.seed = lags, seasons, ahead, seed
         self.dated, self.zone = clock.dated, clock.zone
-        self.grid: Grid | None = clock.grid
+        self.grid: Grid | None = None  # that of the clock at the last row
         self.first: list[tuple[int, Floats, Floats]] = []  # points and values of rows that the clock may place anew
         self.found: list[tuple[int, int, str]] = []  # series, point of the last row, and what is strange there
         self._reset()
@@ -96,22 +104,21 @@ class BlockHistory:
         """The number of values that were dropped as implausible, and of blocks that the learner has bounded."""
         return self.dropped + (0 if self.learner is None else self.learner.outliers_)
 
-    @contextmanager
-    def learning(self, purpose: Purpose) -> Iterator[list[tuple[int, int, str]]]:
-        """Learn rows for this purpose, and collect what is strange in them; an error leaves this object as it was."""
-        before = self.__dict__.copy()
-        self.purpose, self.first, self.found = purpose, self.first.copy(), []
-        self.Y, self.E, self.count, self.seen = self.Y.copy(), self.E.copy(), self.count.copy(), self.seen.copy()
+    def begun(self, purpose: Purpose) -> BlockHistory:
+        """A copy that learns rows for this purpose and collects what is strange in them; this object stays as it is."""
+        other = copy(self)
+        other.purpose, other.first, other.found = purpose, self.first.copy(), []
+        other.Y, other.E, other.count, other.seen = (one.copy() for one in (self.Y, self.E, self.count, self.seen))
         if self.learner is not None:
-            self.learner = shared(self.learner)
-        try:
-            yield self.found
-            if self.table:
-                self._fit()
-            self.purpose = "learn"
-        except BaseException:
-            self.__dict__.update(before)
-            raise
+            other.learner = shared(self.learner)
+        return other
+
+    def finish(self) -> list[tuple[int, int, str]]:
+        """Let the learner learn what `fit` has collected; returns what was strange."""
+        if self.table:
+            self._fit()
+        self.purpose = "learn"
+        return self.found
 
     # ------------------------------------------------------------------ rows
 
@@ -139,41 +146,44 @@ class BlockHistory:
         made = np.full((len(Y), m, H), np.nan)
         quantiles = np.full((len(Y) if intervals else 0, KNOWN, m, H), np.nan)
         told: tuple[int, Floats, Floats] | None = None
-        cuts = [0, *(np.flatnonzero(np.diff(numbers // self.every)) + 1).tolist(), len(Y)]
-        for start, stop in pairwise(cuts):
-            block = int(numbers[start]) // self.every
-            self._open(block)
-            if self.purpose == "forecasts" and (told is None or told[0] != block):
-                told = (block, *self._forecast(block, numbers[start:], E[start:]))
-            self._write(numbers[start:stop], Y[start:stop], E[start:stop])
-            self.point = int(points[stop - 1])
-            if int(following[stop - 1]) // self.every > self.newest and not (self.closed or self.joined):
+        at: int | None = None  # the block of the row before
+        for i, number in enumerate(numbers.tolist()):
+            if at != (at := number // self.every):
+                told = None if self.joined else told  # opening this block may close the one before
+                self._open(at)
+                follows = np.flatnonzero(self._follows_last_value(at))
+            self._write(number, Y[i], E[i])
+            self.point = int(points[i])
+            if int(following[i]) // self.every > self.newest and not (self.closed or self.joined):
                 self._close()
-            self.rows += stop - start + int(np.minimum(gaps[start:stop], IMAGINED).sum())
-            if told is None:
-                continue
-            for i in range(start, stop):
-                block = int(following[i]) // self.every
-                if told[0] != block:
-                    told = (block, *self._forecast(block, numbers[stop:], E[stop:]))
-                slots = self._numbers(points[i] + 1 + np.arange(H)) - block * self.every
-                reached = np.logical_and.accumulate(slots < H)
-                made[i][:, reached] = told[1][:, slots[reached]]
+            self.rows += 1 + min(gaps[i], IMAGINED)
+            if self.purpose == "forecasts":
+                block, slots = self._slots_ahead(self.point)
+                if told is None or told[0] != block or (len(follows) and not np.isnan(Y[i, follows]).all()):
+                    told = (block, *self._forecast(block, numbers[i + 1 :], E[i + 1 :]))
+                made[i, :, : len(slots)] = told[1][:, slots]
                 if intervals:
-                    quantiles[i][..., reached] = told[2][..., slots[reached]]
+                    quantiles[i, ..., : len(slots)] = told[2][..., slots]
         return made, quantiles
 
-    def _write(self, numbers: Any, Y: Floats, E: Floats) -> None:
-        """Put rows of a block into their slots; one that comes twice, as daylight saving ends, has the mean."""
-        block, at = int(numbers[0]) // self.every, len(self.Y) - 1 - self.newest
-        values, inputs, count = self.Y[at + block], self.E[at + block], self.count[at + block]
-        for slot, y, e in zip((numbers % self.every).tolist(), Y, E, strict=True):
-            there = ~np.isnan(y)
-            count[slot] += there
-            before = np.where(count[slot] > 1, values[slot], y)
-            values[slot] = np.where(there, before + (y - before) / np.maximum(count[slot], 1), values[slot])
-            inputs[slot] = np.where(np.isnan(e), inputs[slot], e)
-            self.seen = np.where(there, y, self.seen)
+    def _follows_last_value(self, block: int) -> Any:
+        """Which series (m,) are forecast in a block by their last value, so that it changes with every row.
+
+        They are all before LEAST blocks, and later those without any value in the blocks before.
+        """
+        if self.plan is None or self.blocks < LEAST:
+            return np.ones(self.settings.series, bool)
+        return np.isnan(self._level(block))
+
+    def _write(self, number: int, y: Floats, e: Floats) -> None:
+        """Put a row into its slot; one that comes twice, as daylight saving ends, has the mean."""
+        place = number // self.every - self.newest - 1, number % self.every
+        values, inputs, count, there = self.Y[place], self.E[place], self.count[place], ~np.isnan(y)
+        count += there
+        before = np.where(count > 1, values, y)
+        values[:] = np.where(there, before + (y - before) / np.maximum(count, 1), values)
+        inputs[:] = np.where(np.isnan(e), inputs, e)
+        self.seen = np.where(there, y, self.seen)
 
     def _open(self, block: int) -> None:
         """Let there be this block; those before it are complete.
@@ -203,27 +213,36 @@ class BlockHistory:
         out[there] = array[at[there]]
         return out
 
+    def _level(self, block: int) -> Floats:
+        """The mean (m,) of the blocks before this one, from which its row and targets are counted."""
+        assert self.plan is not None
+        return self.plan.level(self._before(block, self.Y))
+
+    def _row(self, block: int, ahead: Floats, level: Floats) -> Floats:
+        """The row of a block with these inputs ahead (horizon, q)."""
+        assert self.plan is not None
+        return self.plan.row(block, self._before(block, self.Y), self._before(block, self.E), ahead, level)
+
     def _close(self) -> None:
         """Learn the block whose last targets have come with the newest one."""
         self.closed = True
         self._drop_implausible()
         if max(self.blocks, len(self.table)) >= LEAST:
             self._find_units()
-        plan = self._planned()
+        plan = self.plan or self._follow_plan(self._plan_of(self._seasons(self.grid)))
         block = self.newest - plan.reach + 1
         targets, ahead = (np.concatenate(a[-plan.reach :])[: plan.horizon] for a in (self.Y, self.E))
-        before, known = self._before(block, self.Y), ~np.isnan(targets)
-        level = plan.level(before)
+        level, known = self._level(block), ~np.isnan(targets)
         if len(self.Y) <= plan.reach or known.mean() < SHARE or (np.isnan(level) & known.any(0)).any():
             return
-        row = plan.row(block, before, self._before(block, self.E), ahead, np.nan_to_num(level))
+        row = self._row(block, ahead, np.nan_to_num(level))
         if self.purpose == "fit":
             self.table.append((row, targets))
         else:
-            self._learn(row, targets, before)
+            self._learn(row, targets, self._before(block, self.Y))
 
     def _drop_implausible(self) -> None:
-        """Let values of the newest block be missing that are far outside all before.
+        """Let values of the newest block be missing that are far outside all before; zeros alone say not how far.
 
         They are a new level where they are most of the block, or the block before had several of them too.
         """
@@ -231,7 +250,7 @@ class BlockHistory:
         for j in np.flatnonzero((~np.isnan(before)).sum(0) >= LEAST * self.every).tolist():
             level = np.nanmedian(before[:, j])
             errors = np.abs(self.residuals[self.assumed :, j]).max(initial=0.0)
-            spread = max(np.nanmax(np.abs(before[:, j] - level)), errors)
+            spread = max(np.nanmax(np.abs(before[:, j] - level)), errors) or abs(level)
             far = np.abs(block[:, j] - level) > IMPLAUSIBLE * spread
             count, several = int(far.sum()), min(SEVERAL, self.every)
             if spread == 0 or not count:
@@ -246,39 +265,38 @@ class BlockHistory:
                 self.dropped += count
 
     def _find_units(self) -> None:
-        """Find series whose last two blocks are tiny beside all before; zeros, as of a closed shop, are left out."""
+        """Find series whose last two blocks are tiny beside all before; zeros, as of a closed shop, are left out.
+
+        The block before the two may have values of both sizes.
+        """
         there = np.where(self.Y == 0, np.nan, np.abs(self.Y))
         count = (~np.isnan(there)).sum(1)
-        size = np.nansum(there, 1) / np.maximum(count, 1)  # (blocks, m)
-        known = 2 * count >= self.every
-        least = np.where(known[:-2], size[:-2], np.inf).min(0, initial=np.inf)
-        tiny = known[-2:].all(0) & (size[-2:].max(0) < TINY * least) & known[:-2].any(0)
+        size = np.where(2 * count >= self.every, np.nansum(there, 1) / np.maximum(count, 1), np.inf)  # (blocks, m)
+        least = size[:-3].min(0, initial=np.inf)
+        tiny = (size[-2:].max(0) < TINY * least) & (size[-3:-2] >= TINY * least).all(0) & np.isfinite(least)
         for j in np.flatnonzero(tiny).tolist():
-            share = size[-2:, j].mean() / size[:-2][known[:-2, j], j].mean()
+            before = size[:-3, j]
+            share = size[-2:, j].mean() / before[np.isfinite(before)].mean()
             self.found.append((j, self.point, f"{2 * self.every} values are {share:.1g} of the size of those before"))
-
-    def _planned(self) -> BlockPlan:
-        """The plan, made when the first block is complete."""
-        if self.plan is None:
-            self.plan = self._plan_of(self._seasons(self.grid))
-        return self.plan
 
     def _seasons(self, grid: Grid | None) -> tuple[float, ...]:
         """The seasons in rows, given or those of a grid."""
         known = () if grid is None else grid.seasons()
         return known if isinstance(self.seasons, str) else check_seasons(self.seasons)
 
+    def _plan_of(self, seasons: Sequence[float]) -> BlockPlan:
+        return BlockPlan.of(self.every, self.settings.horizon, self.lags, seasons, self.ahead)
+
     def check(self, grid: Grid | None, series: int, exogenous: int) -> None:
         """Raise a ValueError where blocks of so many series and inputs on this grid are too wide."""
-        plan = BlockPlan.of(self.every, self.settings.horizon, self.lags, self._seasons(grid), self.ahead)
-        check_width(self.plan or plan, series, exogenous)
+        check_width(self.plan or self._plan_of(self._seasons(grid)), series, exogenous)
 
-    def _plan_of(self, seasons: tuple[float, ...]) -> BlockPlan:
-        H, m, q = self.settings.horizon, self.settings.series, self.settings.exogenous
-        plan = BlockPlan.of(self.every, H, self.lags, seasons, self.ahead)
-        check_width(plan, m, q)
+    def _follow_plan(self, plan: BlockPlan) -> BlockPlan:
+        """Make rows by this plan from now on."""
+        m, H = self.settings.series, self.settings.horizon
+        check_width(plan, m, self.settings.exogenous)
+        self.plan, self.missed = plan, np.zeros((1 + len(plan.input_lags), 2, m, H))
         self.settings = self.settings._replace(seasons=tuple(s * self.every for s in plan.seasons))
-        self.missed = np.zeros((1 + len(plan.input_lags), 2, m, H))
         return plan
 
     # ------------------------------------------------------------------ learning
@@ -344,7 +362,6 @@ class BlockHistory:
         number = int(self._numbers(point))
         at, slot = len(self.Y) - 1 - (self.newest - number // self.every), number % self.every
         if at >= 0:
-            self.Y = self.Y.copy()
             self.Y[at, slot] = np.where(np.isnan(row), self.Y[at, slot], row)
             self.count[at, slot] = np.where(np.isnan(row), self.count[at, slot], 1)
         if ago == 0:
@@ -358,23 +375,24 @@ class BlockHistory:
 
     def reach(self) -> int:
         """The number of rows after the last one that the forecast of their block reaches."""
-        return int(np.logical_and.accumulate(self._slots_ahead()[1] < self.settings.horizon).sum())
+        return len(self._slots_ahead(self.point)[1])
 
-    def _slots_ahead(self) -> tuple[int, Any]:
-        """The block of the next row, and the slots (H,) of the next rows, counted on from its first."""
-        following = self._numbers(self.point + 1 + np.arange(self.settings.horizon))
+    def _slots_ahead(self, point: int) -> tuple[int, Any]:
+        """The block of the row after this point, and the slots of the rows that its forecast still reaches."""
+        following = self._numbers(point + 1 + np.arange(self.settings.horizon))
         block = int(following[0]) // self.every
-        return block, following - block * self.every
+        slots = following - block * self.every
+        return block, slots[np.logical_and.accumulate(slots < self.settings.horizon)]
 
     def forecast(self, E: Floats) -> tuple[Floats, Floats]:
         """The forecasts (m, H) after the last row, and their quantiles (KNOWN, m, H); E (k, q) are the rows ahead.
 
         They are NaN from `reach()` on.
         """
-        (block, slots), left = self._slots_ahead(), self.reach()
-        told, ends = self._forecast(block, slots[: len(E)] + block * self.every, E, whole=len(E) == left)
+        block, slots = self._slots_ahead(self.point)
+        told, ends = self._forecast(block, slots[: len(E)] + block * self.every, E, whole=len(E) == len(slots))
         made, quantiles = np.full_like(told, np.nan), np.full_like(ends, np.nan)
-        made[:, :left], quantiles[..., :left] = told[:, slots[:left]], ends[..., slots[:left]]
+        made[:, : len(slots)], quantiles[..., : len(slots)] = told[:, slots], ends[..., slots]
         return made, quantiles
 
     def check_ahead(self, given: int) -> None:
@@ -403,18 +421,14 @@ class BlockHistory:
             ahead[: self.every] = self.E[-1][:H]
         slots = np.asarray(numbers, np.int64) - block * self.every
         ahead[slots[slots < H]] = E[slots < H]
-        came = (
-            int(self._numbers(self.point)) - block * self.every
-        )  # the slot of the last row, counted on from the first
+        came = int(self._numbers(self.point)) - block * self.every  # the slot of the last row
         if self.ahead and q and not whole and max(came, slots.max(initial=-1)) < H - 1:
             return made, quantiles
         if self.plan is None or self.blocks < LEAST:
             made = self._last_values(block)
         else:
-            before = self._before(block, self.Y)
-            level = self.plan.level(before)
-            level = np.nan_to_num(np.where(np.isnan(level), self.seen, level))
-            made = self._answer(self.plan.row(block, before, self._before(block, self.E), ahead, level))
+            level = self._level(block)
+            made = self._answer(self._row(block, ahead, np.nan_to_num(np.where(np.isnan(level), self.seen, level))))
         made = np.where(np.isnan(self.seen)[:, None], np.nan, made)
         quantiles[:-1], quantiles[-1] = made, len(self.residuals)
         if len(self.residuals):
@@ -459,7 +473,7 @@ class BlockHistory:
         first = [] if settled else self.first
         m, q = self.settings.series, self.settings.exogenous
         model = {
-            "place": [self.point, self.rows, self.blocks, self.newest, int(self.closed), self.assumed],
+            "place": [int(getattr(self, name)) for name in PLACE],
             "dropped": self.dropped,
             "start": self.start,
             **{name: packed(getattr(self, name)) for name in ("Y", "E", "seen")},
@@ -485,26 +499,23 @@ class BlockHistory:
         m, q = self.settings.series, self.settings.exogenous
         if new.integer("lags"):
             with schema.settings("state_dict['seasons']"):
-                self.plan = self._plan_of(check_seasons(new.items("seasons").numbers()))
-            if self.plan.kept != new.integer("lags"):
-                raise new.damaged("lags", f"{self.plan.kept} blocks", new["lags"])
+                plan = self._follow_plan(self._plan_of(check_seasons(new.items("seasons").numbers())))
+            if plan.kept != new.integer("lags"):
+                raise new.damaged("lags", f"{plan.kept} blocks", new["lags"])
         keys = {"place", "Y", "E", "count", "seen", "residuals", "missed", "learner"}
         model = schema.read(new.path("model"), new["model"], keys, optional={"dropped", "start"})  # as of late
         self.dropped = model.integer("dropped") if "dropped" in model.values else 0
         if "start" in model.values:
             model.equal("start", self.start)
-        place = model.items("place", 6)
-        self.point, self.rows = place.integer(0, -(2**48), 2**48), place.integer(1, 1)
-        self.blocks, self.newest = place.integer(2), place.integer(3, -(2**48), 2**48)
-        self.closed, self.assumed = bool(place.integer(4, 0, 1)), place.integer(5, 0, ASSUMED)
-        most = None if self.plan is None else self.plan.kept
+        place = model.items("place", len(PLACE))
+        for i, (name, ends) in enumerate(PLACE.items()):
+            setattr(self, name, place.integer(i, *ends))
         self.Y = unpacked(model, "Y", (None, self.every, m))
-        n = len(self.Y)
-        if not n or n > (most or n):
+        n, most = len(self.Y), None if self.plan is None else self.plan.kept
+        if not 0 < n <= (most or n):
             raise model.damaged("Y", f"1 to {most} blocks", n)
-        self.E = unpacked(model, "E", (n, self.every, q))
-        self.count = model.array("count", (n, self.every, m), low=-1.0)
-        self.seen = unpacked(model, "seen", (m,))
+        self.E, self.seen = unpacked(model, "E", (n, self.every, q)), unpacked(model, "seen", (m,))
+        self.count = model.array("count", self.Y.shape, low=-1.0)
         self.residuals = model.array("residuals", (None, m, self.settings.horizon))
         self.missed = model.array("missed", self.missed.shape, low=0.0)
         if not self.assumed <= len(self.residuals) <= ERRORS:
@@ -543,11 +554,6 @@ def shared(learner: SepSARegressor) -> SepSARegressor:
     other = SepSARegressor.__new__(SepSARegressor)
     other.__dict__.update({name: value for name, value in vars(learner).items() if name != "_lock"})
     return other
-
-
-def packed(values: Floats) -> Floats:
-    """Values with missing ones as finite numbers: whether each is there, and what it is, or 0."""
-    return np.stack([~np.isnan(values), np.nan_to_num(values)]).astype(np.float64)
 
 
 def unpacked(new: schema.Entries, name: str, shape: tuple[int | None, ...]) -> Floats:

@@ -15,7 +15,18 @@ import numpy as np
 
 from sepsa.states import schema
 from sepsa.stream.engine.protocol import Floats
-from sepsa.stream.forecast.grids import BUSINESS, DAY, MONTHS, SECONDS, SPARSE, Grid, check_step, day_of, find_grid
+from sepsa.stream.forecast.grids import (
+    BUSINESS,
+    DAY,
+    MONTHS,
+    SECONDS,
+    SPARSE,
+    Grid,
+    check_step,
+    day_of,
+    find_grid,
+    monthly,
+)
 from sepsa.stream.forecast.times import EPOCH, Moments, local_seconds, read_zone, seconds_east
 
 SETTLED = 256  # times after which the grid is no longer corrected
@@ -229,12 +240,16 @@ class Clock:
         """
         known = np.array(self.first)
         count = len(known) + 1
-        fits = self.grid is not None and self._fits(at)
-        steps = 0 if self.grid is None else self.grid.nearest(self.local(at)) - (self.last or 0)
-        if self.told is not None or at <= known[-1] or steps > leap(len(known)):
+        steps, fits = 0, False
+        if self.grid is not None and self.last is not None:
+            wall = self.local(at)
+            point = self.grid.nearest(wall)
+            steps = point - self.last
+            fits = steps > 0 and abs(self.grid.at(point) - wall) <= 0.3 * self.grid.seconds()
+        if (self.told and self.told[0] != MONTHS) or at <= known[-1] or steps > leap(len(known)):
             return None, ""
         tail = [*self.first[count // 2 :], at]
-        if self.grid is not None and fits and rows + steps >= HISTORY:
+        if self.grid is not None and fits and rows + steps >= HISTORY and self.told is None:
             few = tail[-2 - CONFIRMED :]
             latest = self._grid_of(few) if len(few) > CONFIRMED else None
             if latest is not None and latest.seconds() >= SPARSE * self.grid.seconds():
@@ -254,9 +269,10 @@ class Clock:
         if not fits and self.grid is not None and (at - known[0]) / grid.seconds() > 3 * count:
             return None, ""  # a single time between two points makes no finer grid
         if self.grid is not None and (grid.unit, grid.step) == (self.grid.unit, self.grid.step):
-            off = abs(self.grid.at(self.last or 0) - self.local(float(known[-1])))
-            if grid.unit != MONTHS or off < DAY / 2:  # else months turn out to be counted from their ends
-                return None, ""
+            walls = [self.local(one) for one in (*self.first, at)]
+            off = max(abs(self.grid.at(self.grid.nearest(wall)) - wall) for wall in walls)
+            if grid.unit != MONTHS or grid == self.grid or off < DAY / 2:
+                return None, ""  # else months turn out to be counted from their ends
         other = self.copy()
         other.grid = grid
         points = np.array([other.index(one) for one in self.first])
@@ -264,14 +280,6 @@ class Clock:
             return None, ""
         self.grid, self.last = grid, int(points[-1])
         return points - points[0], ""
-
-    def _fits(self, at: float) -> bool:
-        """Whether a time is later than the last row and near a point of the grid."""
-        assert self.grid is not None
-        assert self.last is not None
-        wall = self.local(at)
-        point = self.grid.nearest(wall)
-        return point > self.last and abs(self.grid.at(point) - wall) <= 0.3 * self.grid.seconds()
 
     def local(self, at: float) -> float:
         """Seconds since 1970 in the time of the grid, from those of UTC."""
@@ -281,13 +289,14 @@ class Clock:
 
     def found(self, at: Floats) -> Grid | None:
         """The grid of the first times, given in UTC: days and longer in local time; None for a single one."""
-        if self.told is not None:
-            return Grid(*self.told, self.local(float(at[0])))
+        other = self.copy()
+        other.grid = None if self.told is None else Grid(*self.told, 0.0)
+        wall = np.array([other.local(value) for value in at.tolist()])
+        if other.grid is not None:
+            months = monthly(wall) if other.grid.unit == MONTHS and len(at) > 1 else None
+            return other.grid._replace(origin=float(wall[0]) if months is None else months.origin)
         if len(at) < 2:
             return None
-        other = self.copy()
-        other.grid = None
-        wall = np.array([other.local(value) for value in at.tolist()])
         if self.zone is not None and np.diff(wall).min() > 0 and (grid := find_grid(wall, self.dated)).seconds() >= DAY:
             return grid
         return find_grid(at, self.dated)

@@ -28,12 +28,13 @@ from sepsa.stream.forecast.rows import (
     Table,
     arranged,
     in_order,
+    packed,
     read_inputs,
     read_table,
     read_values,
 )
 from sepsa.stream.forecast.seasons import check_seasons
-from sepsa.stream.forecast.times import Moments, Time, Times, read_time
+from sepsa.stream.forecast.times import Moments, Time, Times, read_time, read_times
 from sepsa.stream.kernels.robust import HUGE
 from sepsa.validation import at_least, in_range
 
@@ -293,10 +294,7 @@ class SepSAForecaster(Saves):
         inputs, given = read_inputs(x)
         Y = in_order("y", self._names, names, values)[None]
         E = in_order("x", self._inputs if self._names else None, inputs, given)[None]
-        moments = None
-        if time is not None:
-            at, dated, zone = read_time(time)
-            moments = Moments(np.array([at]), dated, zone)
+        moments = None if time is None else read_times([time])
         with self._lock, DeferredInterrupt():
             self._take(Table(Y, names, names == [ONLY], moments, ""), E, inputs)
 
@@ -429,17 +427,18 @@ class SepSAForecaster(Saves):
             self._history = self._new_history()
         self._clock = clock
         try:
-            with self._history.learning(purpose) as found:
-                if plan is None:
-                    result = self._history.learn(Y, E, intervals, ahead)
-                else:
-                    result = self._follow(plan, Y, E, intervals, ahead)
+            self._history = self._history.begun(purpose)
+            if plan is None:
+                result = self._history.learn(Y, E, intervals, ahead)
+            else:
+                result = self._follow(plan, Y, E, intervals, ahead)
+            found = self._history.finish()
         except BaseException:
             vars(self).update(before)
             raise
         if self.rows >= HISTORY:
             clock.first = []
-        for series, point, what in found or ():
+        for series, point, what in found:
             at = f"row {point}" if clock.last is None else clock.ahead(point - clock.last)
             of = "" if self._flat else f" of {(self._names or ())[series]!r}"
             warnings.warn(
@@ -500,26 +499,23 @@ class SepSAForecaster(Saves):
                     quantiles[i] = ends
             elif not place.gaps:
                 self._waiting = [*self._waiting, (Y[i].copy(), E[i].copy())]
-            elif len(place.gaps) > 1 or place.gaps[0] > IMAGINED:
-                rows = [*self._waiting, (Y[i], E[i])]
-                self._waiting = []
-                for (y, e), gap in zip(rows, place.gaps, strict=True):
-                    result = self._history.learn_spaced(y[None], e[None], [gap], intervals, ahead)
-                made[i], quantiles[i : i + intervals] = result[0][0], result[1]
             else:
+                for (y, e), gap in zip(self._waiting, place.gaps, strict=False):
+                    self._history.learn_spaced(y[None], e[None], [gap], False, ahead)
+                self._waiting = []
                 while end < len(Y) and plain(plan[end]):
                     end += 1
-                gaps = [one.gaps[0] for one in plan[i:end]]
+                gaps = [one.gaps[-1] for one in plan[i:end]]
                 result = self._history.learn_spaced(Y[i:end], E[i:end], gaps, intervals, ahead)
                 made[i:end], quantiles[i : end if intervals else i] = result
             if not place.same:
-                self._same = np.stack([~np.isnan(Y[end - 1]), np.nan_to_num(Y[end - 1])])
+                self._same = packed(Y[end - 1])
             i = end
         return made, quantiles
 
     def _join(self, y: Floats) -> tuple[Floats, Floats]:
         """Let a further row at the last time change the values of the last row, and return the forecasts."""
-        self._same = self._same + np.stack([~np.isnan(y), np.nan_to_num(y)])
+        self._same = self._same + packed(y)
         count, total = np.where(self._same[0] > 0, self._same, np.nan)
         first = np.where(count == 1, y, np.nan)  # where the earlier rows had no value
         new = {"first": first, "last": y, "mean": total / count, "sum": total}
@@ -749,14 +745,19 @@ class SepSAForecaster(Saves):
         table = read_table("X", X)
         if len(table.values) > steps:
             raise ValueError(f"X must have at most the {steps} rows that are forecast, got {len(table.values)}")
-        if table.times is not None and self._clock.grid is not None and self._clock.last is not None:
-            for h, at in enumerate(table.times.seconds.tolist(), 1):
-                if self._clock.index(at) != self._clock.last + h:
-                    raise ValueError(
-                        f"X must have the times of the rows ahead, {self._clock.ahead(h)} in row {h - 1}, got "
-                        f"{self._clock.label(at)}: give these rows, or an array, which has no times"
-                    )
+        self._check_times("X", table)
         return arranged("X", self._inputs, table)
+
+    def _check_times(self, what: str, table: Table) -> None:
+        """Raise a ValueError where rows ahead have other times."""
+        if table.times is None or self._clock.grid is None or self._clock.last is None:
+            return
+        for h, at in enumerate(table.times.seconds.tolist(), 1):
+            if self._clock.index(at) != self._clock.last + h:
+                raise ValueError(
+                    f"{what} must have the times of the rows ahead, {self._clock.ahead(h)} in row {h - 1}, got "
+                    f"{self._clock.label(at)}: give these rows, or an array, which has no times"
+                )
 
     def _framed(self, values: Floats) -> Any:
         """Values (m, H) in the shape of the rows that were learned."""
@@ -782,9 +783,10 @@ class SepSAForecaster(Saves):
             y: The values of the next rows, at most `horizon`.
             X: Exogenous inputs of these rows.
         """
-        values = read_table("y", y).values
-        made, _ = self._forecast(len(values), E=self._rows_ahead(X, self._check_horizon(None)))
-        return float(np.nanmean(np.abs(values - made.T)))
+        table = read_table("y", y)
+        made, _ = self._forecast(len(table.values), E=self._rows_ahead(X, self._check_horizon(None)))
+        self._check_times("y", table)
+        return float(np.nanmean(np.abs(arranged("y", self._names or [], table) - made.T)))
 
     def plot(
         self, series: Hashable | None = None, *, coverage: Sequence[float] = (0.9, 0.5), ax: Axes | None = None

@@ -47,13 +47,9 @@ class Grid(NamedTuple):
         if self.unit == BUSINESS:
             business_day = np.busday_offset(day_of(self.origin), index, roll="forward")
             return float(business_day.astype(np.int64)) * DAY + self.origin % DAY
-        start = np.datetime64(int(month_of(self.origin) + index * self.step), "M")
-        length = days_in(start)
-        day = int(
-            (day_of(self.origin) - day_of(self.origin).astype("datetime64[M]").astype("datetime64[D]")).astype(int)
-        )
-        day = length - 1 if day == 30 else min(day, length - 1)
-        return float(start.astype("datetime64[D]").astype(np.int64) + day) * DAY + self.origin % DAY
+        first = month_of(self.origin)
+        month, day = int(first + index * self.step), math.floor(self.origin / DAY) - first_day(first)
+        return float(first_day(month) + min(day, days_in(month) - 1)) * DAY + self.origin % DAY
 
     def seconds(self) -> float:
         """The mean seconds between two points."""
@@ -81,10 +77,14 @@ class Grid(NamedTuple):
         return repr(word) if word or self.unit != SECONDS else f"{self.step:g}"
 
 
-def days_in(month: np.datetime64) -> int:
+def first_day(month: int) -> int:
+    """Days since 1970 of the first of a month, whose number counts from January 1970."""
+    return int(np.datetime64(month, "M").astype("datetime64[D]").astype(np.int64))
+
+
+def days_in(month: int) -> int:
     """The number of days of a month."""
-    following = month + np.timedelta64(1, "M")
-    return int((following.astype("datetime64[D]") - month.astype("datetime64[D]")).astype(np.int64))
+    return first_day(month + 1) - first_day(month)
 
 
 def day_of(at: float) -> np.datetime64:
@@ -151,9 +151,8 @@ def end_of_long_month(at: float, step: int) -> float:
     """The last day of a month of 31 days, a multiple of `step` months before this time."""
     month = month_of(at)
     for back in range(0, 12 * step + 1, step):
-        start = np.datetime64(month - back, "M")
-        if days_in(start) == 31:
-            return float(start.astype("datetime64[D]").astype(np.int64) + 30) * DAY + at % DAY
+        if days_in(month - back) == 31:
+            return float(first_day(month - back) + 30) * DAY + at % DAY
     return at
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -41,9 +40,13 @@ class History:
         """The number of rows so far, including rows in gaps."""
         return 0 if self.model is None else self.model.rows
 
-    def learning(self, purpose: Purpose) -> AbstractContextManager[None]:
-        """Learn rows for this purpose: all alike, in order."""
-        return nullcontext()
+    def begun(self, purpose: Purpose) -> History:
+        """This object: rows are learned in order for any purpose."""
+        return self
+
+    def finish(self) -> list[tuple[int, int, str]]:
+        """Nothing is left to learn, and nothing is strange."""
+        return []
 
     def reach(self) -> int:
         """The number of rows that can be forecast."""

@@ -39,7 +39,7 @@ def read_table(what: str, data: Any, times: Any = None) -> Table:
     `times` are times, or the name of the column that has them; None takes a DatetimeIndex or PeriodIndex.
     """
     names: list[Hashable] | None = None
-    polars = type(data).__module__.startswith("polars.")
+    polars = is_polars(data)
     data = data if polars else as_pandas(data)
     index = getattr(data, "index", None)
     pandas = hasattr(index, "dtype") and hasattr(data, "iloc")
@@ -67,6 +67,11 @@ def read_table(what: str, data: Any, times: Any = None) -> Table:
     if moments is not None and len(moments.seconds) != len(rows):
         raise ValueError(f"times must be those of {len(rows)} rows, got {len(moments.seconds)}")
     return Table(rows, names, flat, moments, frame, column)
+
+
+def is_polars(data: Any) -> bool:
+    """Whether this is a frame or a Series of Polars."""
+    return type(data).__module__.startswith("polars.")
 
 
 def has_times(index: Any) -> bool:
@@ -172,3 +177,8 @@ def in_order(what: str, known: list[Hashable] | None, names: Sequence[Hashable],
             raise ValueError(f"{what} must hold numbers up to {HUGE:g}, or NaN, got {value!r} for {name!r}")
         row[known.index(name)] = number
     return row
+
+
+def packed(values: Floats) -> Floats:
+    """Values with missing ones as finite numbers: whether each is there, and what it is, or 0."""
+    return np.stack([~np.isnan(values), np.nan_to_num(values)]).astype(np.float64)

@@ -24,7 +24,7 @@ def draw(
     import matplotlib.pyplot as plt
     from matplotlib import dates
 
-    ax = ax or plt.subplots(figsize=(8, 3))[1]
+    ax = ax or plt.subplots(figsize=(8, 3), layout="constrained")[1]
     now = len(past) - 1
     ax.plot(when[: now + 1], past, color="black", lw=1)
     for low, high in bands:

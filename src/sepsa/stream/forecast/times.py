@@ -37,8 +37,7 @@ def read_time(time: Any) -> tuple[float, bool, tzinfo | None]:
     if isinstance(time, np.datetime64) or (hasattr(time, "dtype") and getattr(time.dtype, "kind", "") == "M"):
         if np.isnat(time):
             raise ValueError(f"time must be a number or a date, got {time!r}")
-        whole = time.astype("datetime64[s]")
-        return float(whole.astype(np.int64)) + float((time - whole) / np.timedelta64(1, "s")), True, None
+        return float(seconds_of(time)), True, None
     if isinstance(time, datetime):
         if time != time:
             raise ValueError(f"time must be a number or a date, got {time!r}")
@@ -74,9 +73,7 @@ def read_times(times: Any) -> Moments:
     if isinstance(values, np.ndarray) and values.ndim != 1:
         raise ValueError(f"times must be one for each row, got an array of shape {values.shape}")
     if isinstance(values, np.ndarray) and values.dtype.kind == "M" and not np.isnat(values).any():
-        whole = values.astype("datetime64[s]")
-        parts = (values - whole) / np.timedelta64(1, "s")
-        return Moments(whole.astype(np.int64) + parts.astype(float), True, zone)
+        return Moments(seconds_of(values), True, zone)
     if not isinstance(values, Iterable) or isinstance(values, str):
         raise ValueError(f"times must be one for each row, got {values!r}")
     items: Iterable[Any] = values
@@ -87,6 +84,12 @@ def read_times(times: Any) -> Moments:
     return Moments(
         np.array([at for at, *_ in read]), any(dated for _, dated, _ in read), zone or next(iter(zones), None)
     )
+
+
+def seconds_of(dates: Any) -> Any:
+    """Seconds since 1970 of a datetime64, or of an array of them."""
+    whole = dates.astype("datetime64[s]")
+    return whole.astype(np.int64) + (dates - whole) / np.timedelta64(1, "s")
 
 
 def local_seconds(at: float, zone: tzinfo) -> float:

@@ -89,7 +89,7 @@ class ForecastTable(SeriesOptions):
         kept = ~np.isin(self.ahead_at, at) if timed else np.ones(len(self.ahead_at), bool)
         where = np.searchsorted(at, self.ahead_at[kept]) * timed
         Y = np.insert(Y, where, np.nan, 0)
-        E = np.insert(E, where, self.ahead.reshape(-1, E.shape[1])[kept], 0)
+        E = np.insert(E, where, self.ahead.reshape(len(kept), E.shape[1])[kept], 0)
         at, lines = np.insert(at, where, self.ahead_at[kept]), np.insert(lines, where, self.ahead_lines[kept])
         filled: Any = ~np.isnan(Y).all(1)
         stop = max(int(np.flatnonzero(filled)[-1]) + 1 if filled.any() else 0, len(Y) - self.horizon)
