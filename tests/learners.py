@@ -22,7 +22,7 @@ import river_models
 import sepsa
 from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SelfTuning, SepSA, SoftmaxNewton
 from sepsa.stream.keyed import KeyedLearner
-from sepsa.stream.tables import command, exits, forecast, inspection
+from sepsa.stream.tables import command, forecast, inspection, output
 from sepsa.stream.tables.options import DetailOptions, ForecastOptions, StreamOptions
 
 ASKED = slice(1990, 1995)  # rows that are only predicted
@@ -379,7 +379,7 @@ class Command(Kind):
         else:
             options = ForecastOptions(table, checkpoint=model, **files, **self.options)
             code = command.stream(options, forecast.ForecastRun)
-        assert code in (exits.FINISHED, exits.LEFT_OUT)
+        assert code in (output.FINISHED, output.LEFT_OUT)
 
     def prequential(self, model: Path, X: Any, y: Any, start: int = 0) -> list[Any]:
         """By `sepsa stream`: the lines of the predictions, with probabilities of the classes by name."""
@@ -468,7 +468,7 @@ CASES: dict[str, Any] = {
     "forecaster-blocks.sepsa": Forecaster({"every": 3, "known_ahead": True}),
     "stream.sepsa": Command({"target": "y"}),
     "stream-classify-fourier.sepsa": Command({"target": "y", "classify": True, "body": "fourier"}),
-    "forecast.sepsa": Command({"target": ["a", "b"], "time": "date", "horizon": 3, "lags": 4}, "sepsa forecast"),
+    "forecast.sepsa": Command({"target": ("a", "b"), "time": "date", "horizon": 3, "lags": 4}, "sepsa forecast"),
     "regressor.pickle": Estimator(REGRESSOR, SMALL, pickled=True),
     "regressor-fit.pickle": Estimator(REGRESSOR, SMALL | {"max_iter": 3}, "fit", pickled=True),
     "river-regressor-fourier.pickle": River("SepSARegressor", {"hidden": (4,), "body": "fourier"}, pickled=True),

@@ -12,7 +12,7 @@ import os
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import Field, fields
 from functools import partial, wraps
@@ -164,14 +164,6 @@ def system_errors() -> Iterator[None]:
         raise stopped(own if error.filename else str(error)) from None
 
 
-def check_output(option: str, path: Path, suffixes: Sequence[str]) -> None:
-    """Raise an error for an output file with a wrong suffix or folder before any work is done."""
-    if path.suffix not in suffixes:
-        raise refuse(f"{option} must end in {' or '.join(suffixes)}, got {path}")
-    if not path.absolute().parent.is_dir():
-        raise refuse(f"{option} must lie in a folder that exists, got {path}: make {path.parent} first")
-
-
 def stopped(message: object, code: int = 1) -> typer.Exit:
     """Print one line on what stopped the command; returns the exception to raise."""
     typer.echo(printable(str(message)), err=True)
@@ -189,7 +181,10 @@ def demo(
     """Train the paper's network online on Diabetes with five methods at three learning rates. No download."""
     with extras("demo"):
         from sepsa import demo as demonstration
-    check_output("--out", out, (".png", ".svg", ".pdf"))
+    if out.suffix not in (".png", ".svg", ".pdf"):
+        raise refuse(f"--out must end in .png or .svg or .pdf, got {out}")
+    if not out.absolute().parent.is_dir():
+        raise refuse(f"--out must lie in a folder that exists, got {out}: make {out.parent} first")
     with system_errors():
         demonstration.run(out, seeds)
 
@@ -203,8 +198,7 @@ def report(
     with extras():
         import jinja2  # noqa: F401
 
-        from sepsa.stream.tables import exits, forecast, inspection, output
-        from sepsa.stream.tables import report as reporting
+        from sepsa.stream.tables import forecast, inspection, output
     if model.is_dir():
         raise refuse(f"{model} is a folder: give a saved model")
 
@@ -216,11 +210,11 @@ def report(
             forecast.write_page(page, str(model), found)
         else:
             lost = header.position.get("quarantine") if isinstance(header.position, dict) else None
-            reporting.write_report(page, str(model), found, Path(lost[0] if lost else os.devnull))
+            inspection.write_report(page, str(model), found, Path(lost[0] if lost else os.devnull))
         output.say(f"the page is {page}")
-        return exits.FINISHED
+        return output.FINISHED
 
-    raise typer.Exit(exits.exit_code(write))
+    raise typer.Exit(output.exit_code(write))
 
 
 @add_command(epilog=EXIT_CODES)
@@ -263,7 +257,7 @@ def inspect(
 ) -> None:
     """Show what a checkpoint contains, its age, and whether it is intact."""
     with extras():
-        from sepsa.stream.tables import exits, inspection, output
+        from sepsa.stream.tables import inspection, output
 
     def show() -> int:
         output.check_stdout("open it, or redirect it to a file")
@@ -271,9 +265,9 @@ def inspect(
         width = max(map(len, contents))
         lines = [f"{name:<{width}}  {plain(value)}\n" for name, value in contents.items()]
         output.print_text(json.dumps(contents, default=str) + "\n" if as_json else "".join(lines))
-        return exits.FINISHED
+        return output.FINISHED
 
-    raise typer.Exit(exits.exit_code(show))
+    raise typer.Exit(output.exit_code(show))
 
 
 def plain(value: Any) -> str:

@@ -49,7 +49,7 @@ STYLES: dict[str, dict[str, Any]] = {
 }
 
 Runs = NDArray[np.float64]  # (seeds, samples + 1) test errors, NaN after the run diverged
-Results = dict[str, dict[float, dict[str, Runs]]]  # by targets, learning rate and method
+Results = dict[tuple[str, float, str], Runs]  # by targets, learning rate and method
 
 
 class Rows(NamedTuple):
@@ -124,7 +124,7 @@ def run(out: Path, seeds: int) -> None:
     rows = diabetes()
     baseline = mse_loss(rows.train_targets.mean(0).expand_as(rows.test_targets), rows.test_targets).item()
     start = time.perf_counter()
-    results: Results = {kind: {lr: {} for lr in LEARNING_RATES} for kind in TARGETS}
+    results: Results = {}
     name, bar = TextColumn("{task.description:<40}"), BarColumn(bar_width=None)
     with Progress(name, bar, MofNCompleteColumn(), TimeRemainingColumn(), console=console) as progress:
         task = progress.add_task("", total=len(TARGETS) * len(LEARNING_RATES) * len(METHODS) * seeds)
@@ -134,7 +134,7 @@ def run(out: Path, seeds: int) -> None:
             for seed in range(FIRST_SEED, FIRST_SEED + seeds):
                 runs.append(online(rows, method, lr, seed, kind))
                 progress.advance(task)
-            results[kind][lr][method] = np.array(runs)
+            results[kind, lr, method] = np.array(runs)
         progress.update(task, description="done")
     console.print(summary(results, seeds))
     console.print(f"Predicting the mean target for everybody gives {baseline:,.0f}.", highlight=False)
@@ -153,13 +153,14 @@ def summary(results: Results, seeds: int) -> Table:
     table = Table("targets", "method", title=f"Diabetes, test error after one pass, median of {seeds}")
     for lr in LEARNING_RATES:
         table.add_column(f"lr {lr:g}", justify="right")
-    for kind, rates in results.items():
-        final = [{name: float(quantile(runs[:, -1:], 0.5)[0]) for name, runs in of.items()} for of in rates.values()]
-        for name in METHODS:
-            cells = [f"{column[name]:,.0f}" if np.isfinite(column[name]) else "diverged" for column in final]
-            best = [column[name] == min(column.values()) for column in final]
-            marked = (f"[bold]{cell}[/bold]" if b else cell for cell, b in zip(cells, best, strict=True))
-            table.add_row(kind.partition(" ")[0], name, *marked, end_section=name == METHODS[-1])
+    final = {of: float(quantile(runs[:, -1:], 0.5)[0]) for of, runs in results.items()}
+    for kind, name in itertools.product(TARGETS, METHODS):
+        cells = []
+        for lr in LEARNING_RATES:
+            error = final[kind, lr, name]
+            cell = f"{error:,.0f}" if np.isfinite(error) else "diverged"
+            cells.append(f"[bold]{cell}[/bold]" if error == min(final[kind, lr, of] for of in METHODS) else cell)
+        table.add_row(kind.partition(" ")[0], name, *cells, end_section=name == METHODS[-1])
     return table
 
 
@@ -170,19 +171,20 @@ def draw(results: Results, seeds: int) -> Figure:
     """A row of panels for each kind of targets, a panel for each learning rate."""
     figure = Figure(figsize=(max(12.0, 3.0 * len(LEARNING_RATES)), 6.7), layout="constrained")
     axes = figure.subplots(len(TARGETS), len(LEARNING_RATES), squeeze=False, sharex=True, sharey="row")
-    for line, (kind, rates) in zip(axes, results.items(), strict=True):
-        line[0].set(ylabel=f"test error, {kind}", yscale="log", ylim=limits(rates))
+    for line, kind in zip(axes, TARGETS, strict=True):
+        of_kind = np.concatenate([runs for of, runs in results.items() if of[0] == kind])
+        line[0].set(ylabel=f"test error, {kind}", yscale="log", ylim=limits(of_kind))
         line[0].yaxis.set_major_locator(LogLocator(subs=(1, 3)))
         line[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         line[0].yaxis.set_minor_locator(NullLocator())
-        for axis, methods in zip(line, rates.values(), strict=True):
-            panel(axis, methods)
+        for axis, lr in zip(line, LEARNING_RATES, strict=True):
+            panel(axis, {method: results[kind, lr, method] for method in METHODS})
     for top, bottom, lr in zip(axes[0], axes[-1], LEARNING_RATES, strict=True):
         top.set_title(f"learning rate {lr:g}", fontsize=11.5, fontweight="bold", pad=19)
         bottom.set_xlabel("samples seen")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, handlelength=3)
-    samples = next(iter(results[TARGETS[0]].values()))["SepSA"].shape[1] - 1
+    samples = of_kind.shape[1] - 1
     figure.suptitle(
         f"Diabetes, online, one pass over {samples} samples: mean squared error on the test rows, "
         f"median and range of {seeds} runs\n(× marks where a run diverges; curves above a panel are cut at its edge)",
@@ -191,9 +193,8 @@ def draw(results: Results, seeds: int) -> Figure:
     return figure
 
 
-def limits(rates: dict[float, dict[str, Runs]]) -> tuple[float, float]:
+def limits(runs: Runs) -> tuple[float, float]:
     """The ends of an axis on which every run that does not diverge is visible."""
-    runs = np.concatenate([runs for methods in rates.values() for runs in methods.values()])
     stable = runs[np.isfinite(runs[:, -1])]
     return stable.min() / 1.3, min(np.quantile(stable, 0.99) * 1.4, 30 * np.median(runs[:, 0]))
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sepsa.states.tree import tensors_of
-from sepsa.stream.columns.cells import Column
+from sepsa.stream.columns.reader import Column
 from sepsa.stream.tables.cells import RowBlock
 from sepsa.stream.tables.model import TableModel
 

@@ -15,7 +15,7 @@ import pytest
 from breaking.damage import same
 from learners import CASES, Command, Estimator, Forecaster, Head, River, Training, stream
 from sepsa.stream.learner import WARM_UP
-from sepsa.stream.tables import command, exits, formats, inspection, source
+from sepsa.stream.tables import command, formats, inspection, output, source
 from sepsa.stream.tables.options import StreamOptions
 
 CUTS = 8
@@ -86,7 +86,7 @@ def test_other_formats_are_resumed_too(suffix, tmp_path, monkeypatch):
 
     def learn_block(self, block):
         stop = real(self, block)
-        self.signals.code = exits.TERMINATED
+        self.signals.code = output.TERMINATED
         return stop
 
     ended = []
@@ -100,7 +100,7 @@ def test_other_formats_are_resumed_too(suffix, tmp_path, monkeypatch):
             monkeypatch.setattr(command.StreamRun, "_learn_block", learn_block)
         runs = 1
         while code := command.stream(settings):
-            assert code == exits.TERMINATED
+            assert code == output.TERMINATED
             runs += 1
         model, header = inspection.load_model(place / "m.sepsa", "sepsa stream")
         ended.append((model.state_dict(), header.position["table"], (place / "out.csv").read_bytes()))

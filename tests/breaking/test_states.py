@@ -19,7 +19,7 @@ from breaking.damage import damages, same
 from heads.test_properties import SOLVERS
 from learners import FOURIER, Estimator, Forecaster, Head, Kind, River, Training, frame, texts
 from sepsa import RLS, SoftmaxNewton
-from sepsa.stream.columns.cells import Column
+from sepsa.stream.columns.reader import Column
 from sepsa.stream.tables.cells import RowBlock
 from sepsa.stream.tables.model import TableModel
 from sepsa.testing import Case

@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 
 import sepsa
 from sepsa import cli
-from sepsa.stream.tables import command, formats, output, source
+from sepsa.stream.tables import formats, output, source
 from sepsa.stream.tables import records as table_records
 
 STREAM = "stream t.csv --target y --predictions out.csv"
@@ -195,7 +195,7 @@ def test_rows_that_cannot_be_used_are_put_aside_with_line_and_reason():
     assert len(predictions()) == 200
     assert "200 rows, mean absolute error" in told
     assert "9 quarantined in aside.csv" in told
-    assert told.count("is quarantined:") == command.SHOWN
+    assert told.count("is quarantined:") == output.SHOWN
 
 
 GOOD = b"x,y\n1,2\n"

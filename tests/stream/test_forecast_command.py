@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from breaking.damage import same
 from sepsa import cli
-from sepsa.stream.columns.cells import Column
+from sepsa.stream.columns.reader import Column
 from sepsa.stream.tables.cells import RowBlock
 from sepsa.stream.tables.inspection import load_model
 from sepsa.stream.tables.series import ForecastTable

@@ -22,7 +22,7 @@ from sepsa import SepSAClassifier, SepSARegressor
 from sepsa.stream import rows
 from sepsa.stream.columns import frame as frames
 from sepsa.stream.columns import inputs
-from sepsa.stream.columns.cells import Column
+from sepsa.stream.columns.reader import Column
 from sepsa.stream.tables.cells import RowBlock
 from sepsa.stream.tables.model import TableModel
 

@@ -104,8 +104,8 @@ class SktimeForecaster(BaseForecaster):  # type: ignore[misc]
             forecaster.update(y, _as_array(X))
         return forecaster, self._waits[-1][0].index[-1:]
 
-    def _predicted(self, fh: Any, X: Any, coverages: Sequence[float] = ()) -> tuple[Any, list[Any]]:
-        """The index of `fh`; the forecasts (steps, series), then the ends of an interval for each coverage."""
+    def _predicted(self, fh: Any, X: Any, levels: Sequence[float] = ()) -> tuple[Any, dict[float, Any]]:
+        """The index of `fh`, and quantiles (steps, series) of these levels, with the forecasts in place of medians."""
         forecaster, last = self._current()
         index = fh.to_absolute_index(self.cutoff)
         if self.cutoff[0] < last[0]:
@@ -118,19 +118,17 @@ class SktimeForecaster(BaseForecaster):  # type: ignore[misc]
         if X is not None:
             rows = type(fh)(np.arange(1, most + 1), freq=fh.freq)
             X = _as_array(X.reindex(rows.to_absolute_index(self.cutoff)))
-        forecast, ends = forecaster.predict(most, X, coverage=coverages)
-        made = [forecast, *(end for coverage in coverages for end in ends[coverage])]
-        return index, [np.asarray(part).reshape(most, -1)[steps - 1] for part in made]
+        forecast, quantiles = forecaster.predict(most, X, quantiles=levels)
+        made = quantiles | {0.5: forecast}
+        return index, {level: np.asarray(part).reshape(most, -1)[steps - 1] for level, part in made.items()}
 
     def _predict(self, fh: Any, X: Any) -> Any:
-        index, (made,) = self._predicted(fh, X)
-        return pd.DataFrame(made, index=index, columns=self._get_columns(method="predict"))
+        index, made = self._predicted(fh, X)
+        return pd.DataFrame(made[0.5], index=index, columns=self._get_columns(method="predict"))
 
     def _predict_quantiles(self, fh: Any, X: Any, alpha: Sequence[float]) -> Any:
-        shares = sorted({abs(2 * a - 1) for a in alpha} - {0.0})
-        index, (made, *ends) = self._predicted(fh, X, shares)
-        by_share = dict(zip(shares, zip(ends[::2], ends[1::2], strict=True), strict=True))
-        parts = [made if a == 0.5 else by_share[abs(2 * a - 1)][a > 0.5] for a in alpha]
+        index, made = self._predicted(fh, X, alpha)
+        parts = [made[level] for level in alpha]
         columns = self._get_columns(method="predict_quantiles", alpha=alpha)
         return pd.DataFrame(np.stack(parts, -1).reshape(len(index), -1), index=index, columns=columns)
 

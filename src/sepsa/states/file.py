@@ -27,8 +27,7 @@ import numpy as np
 
 from sepsa._version import __version__
 from sepsa.states.output import remove_unfinished, replace
-from sepsa.states.tensors import code_of, is_tensor
-from sepsa.states.tree import SIZES, Decoder, Tree
+from sepsa.states.tree import SIZES, Decoder, Tree, code_of, is_tensor
 
 FORMAT = 1
 FIRST = b'{"__metadata__":{"sepsa":'  # behind the length
@@ -125,8 +124,7 @@ def rotate(target: Path, keep: int) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.replace(older(target, age - 1), older(target, age))
     if keep > 1 and target.exists():
-        with contextlib.suppress(FileNotFoundError):
-            older(target, 1).unlink()
+        older(target, 1).unlink(missing_ok=True)
         os.link(target, older(target, 1))  # the target stays in its place until it is replaced
 
 
@@ -263,12 +261,8 @@ def read_table(file: BinaryIO, size: int, name: str) -> dict[str, Any]:
 def read_tensor(file: BinaryIO, name: str, key: str, entry: dict[str, Any]) -> Any:
     """The raw bytes of a tensor in memory of their own, verified."""
     raw: Any = np.empty(size_of(entry), np.uint8)
-    buffer, filled = memoryview(raw), 0
-    while filled < len(raw):
-        count = file.readinto(buffer[filled:])  # type: ignore[attr-defined]
-        if not count:
-            raise damaged(name, "it ends in the middle of a tensor")
-        filled += count
+    if file.readinto(raw) < len(raw):  # type: ignore[attr-defined]
+        raise damaged(name, "it ends in the middle of a tensor")
     if zlib.crc32(raw) != entry["crc32"]:
         raise damaged(name, f"the checksum of tensor {key} is wrong")
     if entry["dtype"] == "BOOL" and raw.size and raw.max() > 1:

@@ -19,28 +19,22 @@ from sepsa.states import REGISTERED_BY
 from sepsa.states.file import CheckpointError, Header, encode, lock, read, read_path, view, write
 from sepsa.states.output import is_device
 from sepsa.states.schema import limited_memory
-from sepsa.states.tensors import is_tensor
-from sepsa.states.tree import not_finite
+from sepsa.states.tree import is_tensor, not_finite
 from sepsa.validation import at_least
 
 if TYPE_CHECKING:
     from typing import Self
 
 C = TypeVar("C", bound=type)
-BUILT: dict[str, type] = {}  # the classes that `load` builds, by their names in a file
+BUILT: dict[str, Any] = {}  # the classes that `load` builds, by their names in a file
 
 
 def rebuilt_as(name: str) -> Callable[[C], C]:
     """Register a class, which `load` builds from its configuration where a file has this name."""
-
-    def register(cls: C) -> C:
-        BUILT[name] = cls
-        return cls
-
-    return register
+    return lambda cls: BUILT.setdefault(name, cls)
 
 
-def built_class(kind: str) -> type | None:
+def built_class(kind: str) -> Any:
     """The class that is registered under this name, by a module that may have to be imported first; or None."""
     home = REGISTERED_BY.get(kind) or REGISTERED_BY.get(kind.rpartition(".")[0])
     if kind not in BUILT and home is not None:
@@ -93,8 +87,9 @@ def save_locked(what: Any, target: Path, position: Any, keep: int, force: bool) 
     kind, configuration, state = describe(what)
     header, tensors = encode(kind, configuration, state, position)
     if not force:
-        plain = {key for key, part in configuration.items() if not part[0]} if kind == "dict" else set()
-        check_finite({key: state[key] for key in state if key not in plain} if plain else state, target)
+        check_finite(
+            {key: state[key] for key, part in configuration.items() if part[0]} if kind == "dict" else state, target
+        )
     write(target, header, tensors, keep)
 
 
@@ -144,7 +139,7 @@ def to_bytes(what: Any, *, position: Any = None) -> bytes:
         The content of the file that `save` writes.
     """
     header, tensors = encode(*describe(what), position)
-    return b"".join([header, *map(bytes, map(view, tensors))])
+    return b"".join([header, *map(view, tensors)])
 
 
 def from_bytes(data: bytes, into: Any = None) -> Any:
@@ -361,7 +356,7 @@ def load_all(objects: Mapping[Any, Any], states: Mapping[Any, Any]) -> None:
 
 def build(kind: str, configuration: Any, state: Any, name: str, size: int) -> Any:
     """A new object of a registered class, with this state, from a checkpoint whose tensors have `size` bytes."""
-    cls: Any = built_class(kind)
+    cls = built_class(kind)
     if cls is None:
         raise CheckpointError(f"{name} holds a {kind}: build one as it was built then, and give it as into=")
     with limited_memory(size):

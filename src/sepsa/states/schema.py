@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from sepsa.states.tensors import is_tensor
+from sepsa.states.tree import is_tensor
+from sepsa.validation import is_number
 
 if TYPE_CHECKING:
     import torch
@@ -67,8 +68,7 @@ class Entries:
     def number(self, key: Any, low: float = -math.inf, high: float = math.inf) -> float:
         """A finite number in [low, high], not a bool."""
         value = float(self[key]) if isinstance(self[key], np.floating) else self[key]
-        fits = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not fits or not low <= value <= high or not abs(value) <= LARGEST_FLOAT:
+        if not is_number(value) or not low <= value <= high or not abs(value) <= LARGEST_FLOAT:
             kind = "a number" if math.isfinite(low) or math.isfinite(high) else "a finite number"
             raise self.damaged(key, kind + bounds(low, high), brief(value))
         return float(value)
@@ -173,10 +173,10 @@ def check_array(
         )
     if value.dtype != dtype or (library is not np and (value.layout is not library.strided or value.is_meta)):
         raise damaged(name, f"{kind} of {dtype} in dense layout", kind_of(value))
-    good = library.isfinite(value) | library.isnan(value) if missing else library.isfinite(value)
-    if not bool(good.all()) or (low > -math.inf and bool((value < low).any())):
-        wrong = value[~good | (value < low)].reshape(-1)[0].item()
-        raise damaged(name, "finite" + ("" if low == -math.inf else f" and at least {low:g}"), wrong)
+    wrong = value[(library.isinf(value) if missing else ~library.isfinite(value)) | (value < low)]
+    if len(wrong):
+        least = "" if low == -math.inf else f" and at least {low:g}"
+        raise damaged(name, f"finite{least}", wrong[0].item())
 
 
 @contextlib.contextmanager

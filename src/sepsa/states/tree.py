@@ -4,12 +4,48 @@ from __future__ import annotations
 
 import base64
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
-from sepsa.states.tensors import NAMES, code_of, is_tensor, is_torch_dtype, torch_dtype
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# The names that safetensors gives to dtypes, and those of NumPy and torch.
+NAMES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
+    "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
+}  # fmt: skip
+NUMPY_ALONE = {"U64", "U32", "U16"}  # torch computes little with them
+CODES = {name: code for code, name in NAMES.items()}
+
+
+def is_tensor(value: object) -> TypeGuard[Tensor]:
+    """Whether this is a tensor; before torch is imported, there is none."""
+    return isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ()))
+
+
+def is_torch_dtype(value: object) -> bool:
+    """Whether this is a dtype of torch."""
+    return isinstance(value, getattr(sys.modules.get("torch"), "dtype", ()))
+
+
+def code_of(dtype: Any) -> str | None:
+    """The code of a dtype of NumPy or torch; None: none."""
+    if not is_torch_dtype(dtype):
+        return CODES.get(dtype.name)
+    code = CODES.get(str(dtype).removeprefix("torch."))
+    return None if code in NUMPY_ALONE else code
+
+
+def torch_dtype(code: str) -> Any:
+    """The dtype of torch with this code; a KeyError where there is none."""
+    import torch
+
+    return {each: getattr(torch, name) for each, name in NAMES.items() if each not in NUMPY_ALONE}[code]
+
 
 NUMPY = {code: np.dtype(name).type for code, name in NAMES.items() if code != "BF16"}
 SIZES = {code: np.dtype(kind).itemsize for code, kind in NUMPY.items()} | {"BF16": 2}
@@ -38,10 +74,8 @@ class Tree:
 
     def encode(self, value: Any, where: str) -> Any:
         """The JSON of a value, which an error calls `where`."""
-        if value is None or type(value) in (bool, int, str):
-            return value
-        if type(value) is float:
-            return value if math.isfinite(value) else ["float", repr(value)]
+        if type(value) in PLAIN:
+            return ["float", repr(value)] if type(value) is float and not math.isfinite(value) else value
         if isinstance(value, Mapping):
             pairs = [[self.encode(k, f"a key of {where}"), self.encode(v, f"{where}[{k!r}]")] for k, v in value.items()]
             return ["dict", pairs]

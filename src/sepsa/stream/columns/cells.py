@@ -1,20 +1,11 @@
-"""The cells of a column: missing values, numbers, dates and texts."""
+"""The texts of cells: how missing values, numbers and dates are spelled. No NumPy: options of commands need it."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:  # the options of the commands are built from this, without the engine and NumPy
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from sepsa.stream.engine.protocol import Floats
+from datetime import UTC, datetime
 
 CATEGORIES = 256  # texts of a column that get an input each
 # Spellings of a missing value; Arrow's own, and those of common tools.
@@ -31,58 +22,6 @@ DECORATED = re.compile(
 )
 OTHER_DATE = re.compile(r"(\d+)([./-])(\d\d?)\2(\d+)(?:(.)\d?\d:\d\d(:\d\d)?)?", re.ASCII)
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)?)?", re.ASCII)
-
-
-@dataclass
-class Column:
-    """Cells of one column, each a number, a time or a text: NaN in `numbers` and `times`, -1 in `codes`, for others."""
-
-    numbers: Floats
-    codes: NDArray[np.int32] | None = None  # into texts
-    texts: list[str] = field(default_factory=list)
-    times: Floats | None = None  # seconds since 1970
-
-    @property
-    def is_text(self) -> NDArray[np.bool_]:
-        """Which cells are texts."""
-        return self._none if self.codes is None else self.codes >= 0
-
-    @property
-    def is_time(self) -> NDArray[np.bool_]:
-        """Which cells are times."""
-        return self._none if self.times is None else self.times == self.times
-
-    @property
-    def _none(self) -> NDArray[np.bool_]:
-        import numpy as np
-
-        return np.zeros(len(self.numbers), bool)
-
-    def rows(self, chosen: Any) -> Column:
-        """The column at some rows."""
-        codes, times = (None if part is None else part[chosen] for part in (self.codes, self.times))
-        return Column(self.numbers[chosen], codes, self.texts, times)
-
-    def text(self, i: int) -> str:
-        """Cell i as a text, as it was written or nearly so."""
-        if self.codes is not None and self.codes[i] >= 0:
-            return str(self.texts[self.codes[i]])
-        if self.times is not None and self.times[i] == self.times[i]:
-            time = datetime(1970, 1, 1) + timedelta(seconds=float(self.times[i]))
-            return str(time).removesuffix(" 00:00:00")
-        return f"{self.numbers[i]:.15g}"
-
-    def without(self, number: Collection[float], date: Collection[float], text: Collection[str]) -> Column:
-        """The column with further missing values: these numbers, times and texts."""
-        import numpy as np
-
-        numbers = np.where(np.isin(self.numbers, [*number]), math.nan, self.numbers)
-        times = None if self.times is None else np.where(np.isin(self.times, [*date]), math.nan, self.times)
-        if self.codes is None:
-            return Column(numbers, times=times)
-        places = np.array([-1 if one.strip() in text else i for i, one in enumerate(self.texts)] + [-1], np.int32)
-        codes = places[self.codes]
-        return Column(numbers, codes if (codes >= 0).any() else None, self.texts, times)
 
 
 def read_cell(text: str, decimal: str = ".", date_format: str | None = None) -> tuple[str, float]:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from sepsa.states import schema
-from sepsa.stream.columns.cells import CATEGORIES, Column
+from sepsa.stream.columns.cells import CATEGORIES
 from sepsa.stream.columns.inputs import Inputs
-from sepsa.stream.columns.reader import column_of
+from sepsa.stream.columns.reader import Column, column_of
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import NewInput
 
@@ -81,8 +81,8 @@ class FrameEncoder:
     def _series(self, frame: Any) -> list[tuple[str, Any]]:
         """The columns of a frame by name; columns without names are called by their numbers."""
         columns = dict(frame.items())
-        given = zip(self.kinds, (series for _, series in frame.items()), strict=True)
-        return [(name, columns.get(name, series)) for name, series in given]
+        given = zip(self.kinds, frame.items(), strict=True)
+        return [(name, columns.get(name, series)) for name, (_, series) in given]
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -170,8 +170,10 @@ def read_column(name: str, series: Any, known: str | None) -> tuple[str | None, 
 def kind_of(name: str, series: Any, known: str | None) -> str | None:
     """What a column holds, by its dtype or the types of its objects; None if all is missing."""
     there = series[series.notna()]
-    if not len(there) or series.dtype.kind in "biufmM":
-        return (DATE if series.dtype.kind == "M" else NUMBER) if len(there) else None
+    if not len(there):
+        return None
+    if series.dtype.kind in "biufmM":
+        return DATE if series.dtype.kind == "M" else NUMBER
     if series.dtype == "category":
         return CATEGORY
     kinds = set()

@@ -8,8 +8,9 @@ value. A duration and a time of day are numbers of seconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from types import NoneType
 from typing import Any
@@ -17,9 +18,58 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sepsa.stream.columns.cells import Column, read_cell, read_time
+from sepsa.stream.columns.cells import read_cell, read_time
+from sepsa.stream.engine.protocol import Floats
 
 CATEGORIES = ("category", "Categorical", "Enum")  # how the names of such dtypes begin
+
+
+@dataclass
+class Column:
+    """Cells of one column, each a number, a time or a text: NaN in `numbers` and `times`, -1 in `codes`, for others."""
+
+    numbers: Floats
+    codes: NDArray[np.int32] | None = None  # into texts
+    texts: list[str] = field(default_factory=list)
+    times: Floats | None = None  # seconds since 1970
+
+    @property
+    def is_text(self) -> NDArray[np.bool_]:
+        """Which cells are texts."""
+        return self._none if self.codes is None else self.codes >= 0
+
+    @property
+    def is_time(self) -> NDArray[np.bool_]:
+        """Which cells are times."""
+        return self._none if self.times is None else self.times == self.times
+
+    @property
+    def _none(self) -> NDArray[np.bool_]:
+        return np.zeros(len(self.numbers), bool)
+
+    def rows(self, chosen: Any) -> Column:
+        """The column at some rows."""
+        codes, times = (None if part is None else part[chosen] for part in (self.codes, self.times))
+        return Column(self.numbers[chosen], codes, self.texts, times)
+
+    def text(self, i: int) -> str:
+        """Cell i as a text, as it was written or nearly so."""
+        if self.codes is not None and self.codes[i] >= 0:
+            return str(self.texts[self.codes[i]])
+        if self.times is not None and self.times[i] == self.times[i]:
+            time = datetime(1970, 1, 1) + timedelta(seconds=float(self.times[i]))
+            return str(time).removesuffix(" 00:00:00")
+        return f"{self.numbers[i]:.15g}"
+
+    def without(self, number: Collection[float], date: Collection[float], text: Collection[str]) -> Column:
+        """The column with further missing values: these numbers, times and texts."""
+        numbers = np.where(np.isin(self.numbers, [*number]), math.nan, self.numbers)
+        times = None if self.times is None else np.where(np.isin(self.times, [*date]), math.nan, self.times)
+        if self.codes is None:
+            return Column(numbers, times=times)
+        places = np.array([-1 if one.strip() in text else i for i, one in enumerate(self.texts)] + [-1], np.int32)
+        codes = places[self.codes]
+        return Column(numbers, codes if (codes >= 0).any() else None, self.texts, times)
 
 
 def read_value(value: Any, decimal: str = ".", date_format: str | None = None) -> tuple[str, float]:

@@ -1,8 +1,8 @@
-"""Blocks of a table's rows, the rows that are refused, and columns of Arrow."""
+"""What a reader of tables returns: blocks of rows, the rows that are refused, and columns; and columns of Arrow."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,11 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from sepsa.stream.columns.cells import Column
-from sepsa.stream.columns.reader import column_of, column_of_values
+from sepsa.stream.columns.reader import Column, column_of, column_of_values
 from sepsa.stream.tables.reading import Reading
 
 NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal, pa.types.is_null)
+
+
+Position = dict[str, Any]  # hashes that identify a table, and where in it to resume
 
 
 class TableError(ValueError):
@@ -38,10 +40,47 @@ class RowBlock:
     lines: NDArray[np.int64]  # of each row, from 1; for Parquet and Arrow the row's number
     raw: Callable[[int], str]  # the text of a row in the file
     bad: list[BadRow]
-    position: dict[str, Any]
+    position: Position
 
     def __len__(self) -> int:
         return len(self.lines)
+
+
+class TableReader:
+    """A table as blocks of rows. `drop` and `categorical` are set before the first block is read."""
+
+    names: list[str] | None = None  # of the columns; None where each row names its own
+    resumed = False  # whether the blocks begin at the checkpoint's position
+    is_utf8 = False  # whether it seems to be, though it is read in another encoding
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
+        self.drop: frozenset[str] = frozenset()
+        self.categorical: frozenset[str] = frozenset()
+
+    def blocks(self) -> Iterator[RowBlock | None]:
+        """The rows, in blocks; None while a pipe is idle."""
+        missing = self.reading.missing()
+        for block in self._blocks():
+            if block is not None and self.reading.na_values:
+                block.columns = {name: column.without(**missing) for name, column in block.columns.items()}
+            yield block
+
+    def _blocks(self) -> Iterator[RowBlock | None]:
+        """The rows before further missing values are removed."""
+        raise NotImplementedError
+
+    def _read(self, batch: Any, used: Iterable[str], categorical: Collection[str]) -> dict[str, Column]:
+        """The columns of a batch of Arrow's that are used."""
+        return {name: column_of_arrow(name, batch.column(name), name in categorical, self.reading) for name in used}
+
+    def position(self, line: int | None = None) -> Position:
+        """The position behind the last block, or before a row of it."""
+        raise NotImplementedError
+
+    def share(self) -> float | None:
+        """The share of the table that was read; None where its size is not known."""
+        raise NotImplementedError
 
 
 class UsableRows:
@@ -67,9 +106,6 @@ class UsableRows:
 def column_of_arrow(name: str, array: Any, categorical: bool, reading: Reading) -> Column:
     """A column from an Arrow array."""
     kind = array.type
-    if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks()
-        array = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
     if categorical and not (pa.types.is_dictionary(kind) or is_text(kind)):
         array = pc.cast(array, pa.string())
     if categorical or pa.types.is_dictionary(kind) or is_text(kind):

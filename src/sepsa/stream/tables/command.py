@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import difflib
 import io
 import itertools
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -25,44 +26,32 @@ from sepsa.states.file import Header, lock
 from sepsa.states.objects import check_target, save_locked
 from sepsa.states.output import check_writable
 from sepsa.stream.columns.cells import read_cell
-from sepsa.stream.tables.cells import RowBlock, TableError, UsableRows
-from sepsa.stream.tables.checks import (
-    check_columns,
-    check_details,
-    check_files,
-    check_first_target,
-    check_kinds,
-    warn_of_columns,
-    wrong_options,
-)
-from sepsa.stream.tables.exits import (
+from sepsa.stream.tables.cells import RowBlock, TableError, TableReader, UsableRows
+from sepsa.stream.tables.formats import open_table
+from sepsa.stream.tables.inspection import column_names, load_model, spelled, write_report
+from sepsa.stream.tables.model import BlockResult, Details, TableModel, at_rows
+from sepsa.stream.tables.options import NO_TARGET, DetailOptions, RunOptions
+from sepsa.stream.tables.output import (
     FAILED,
     FINISHED,
     INTERRUPTED,
     MISUSED,
     TERMINATED,
     LeftOut,
+    Misuse,
+    Output,
+    Predictions,
+    RunningLine,
     Signals,
+    error_of,
     exit_code,
-    many_lost,
+    header_of,
+    say,
 )
-from sepsa.stream.tables.formats import TableReader, open_table
-from sepsa.stream.tables.inspection import column_names, load_model, spelled
-from sepsa.stream.tables.model import BlockResult, Details, TableModel, at_rows
-from sepsa.stream.tables.options import NO_TARGET, DetailOptions, RunOptions
-from sepsa.stream.tables.output import Misuse, Output, Predictions, RunningLine, error_of, header_of, say
-from sepsa.stream.tables.reading import Reading
-from sepsa.stream.tables.report import write_report
+from sepsa.stream.tables.reading import Reading, cure_of
 
-SHOWN = 3  # quarantined rows that are shown in the terminal; the file has all
+SHOWN_COLUMNS = 5  # unknown columns that are named
 IDLE = 10.0  # seconds without new rows after which a checkpoint is written
-
-
-def stream(options: RunOptions, kind: type[StreamRun] | None = None) -> int:
-    """Learn a table as it comes, by a run of this kind; returns the exit code, after all messages."""
-    with contextlib.ExitStack() as held:
-        signals = held.enter_context(Signals())
-        return exit_code(lambda: (kind or StreamRun)(options, signals, held).run())
 
 
 class StreamRun:
@@ -110,8 +99,7 @@ class StreamRun:
         held.callback(self.predictions.output.close)
         self.quarantine = Output(place, "line,reason,text\n", position.get("quarantine"), lazy=True)
         held.callback(self.quarantine.close)
-        self.rows_at_start, self.quarantined_at_start = self.model.trace.rows, self.model.quarantined
-        self.started = self.saved_at = time.monotonic()
+        self.saved_at = time.monotonic()
         self.unchecked = not self.table.resumed  # whether it is a table of which no row was read
         self.unsaved = 0  # rows
         self.saved = False  # whether the checkpoint holds all that was learned
@@ -120,7 +108,7 @@ class StreamRun:
 
     def run(self) -> int:
         """Learn the table; returns the exit code."""
-        code, reason = FINISHED, None
+        reason = None
         self.signals.at_work = True
         try:
             for block in self.table.blocks():
@@ -131,13 +119,11 @@ class StreamRun:
                 if reason is not None or self.signals.code:
                     break
         except TableError as error:  # the rows before it are kept
-            code, reason = FAILED, str(error)
+            reason = str(error)
         self.line.end()
+        code = self.signals.code if reason is None else FAILED
         if reason is not None:
             say(reason)
-            code = FAILED
-        else:
-            code = code or self.signals.code
         if not (self.options.strict and reason):
             self.save()
         if self.model.trace.rows:
@@ -157,10 +143,15 @@ class StreamRun:
         return model, header.position if isinstance(header.position, dict) else {}
 
     def _details(self) -> Details | None:
-        return check_details(self.options.intervals, self.options.probabilities, self.model)
+        return check_details(self.options, self.model)
 
     def _check_columns(self) -> None:
-        check_columns(self.table, self.model)
+        """Set which columns the reader drops and reads as texts; refuse names that the table does not have."""
+        model, names = self.model, (*self.model.categorical, *[self.model.target] * self.model.classify)
+        self.table.drop, self.table.categorical = frozenset(model.drop), frozenset(names)
+        if model.target in model.drop:
+            raise Misuse(f"--drop must leave the target in the table, got {model.target!r} for both")
+        check_names(self.table, {"target": (model.target,), "drop": model.drop, "categorical": model.categorical})
 
     def _finish(self) -> None:
         """Write the report, if it was asked for."""
@@ -186,13 +177,14 @@ class StreamRun:
         if len(block) and (self.unchecked or not self.model.trace.rows):
             self._check_first(block)
             self.unchecked = False
-        usable = UsableRows(block)
         if self.options.strict:
+            usable = UsableRows(block)
             self.model.refuse_rows(usable)
-        if self.options.strict and usable.bad:
-            first = min(usable.bad)
-            block = before(block, first.line)
-            reason = f"line {first.line}: {first.reason} (--strict)"
+            if usable.bad:
+                first = min(usable.bad)
+                kept = np.flatnonzero(block.lines < first.line)
+                block = RowBlock(at_rows(block.columns, kept), block.lines[kept], block.raw, [], block.position)
+                reason = f"line {first.line}: {first.reason} (--strict)"
         result = self.model.learn(block, self.asked)
         self.position, self.saved = self._position(block), False
         for text in result.warnings:
@@ -214,9 +206,7 @@ class StreamRun:
             text = io.StringIO()
             csv.writer(text, lineterminator="\n").writerows(result.bad)
             self.quarantine.write(text.getvalue().replace("\0", "\\0"))
-        for bad in result.bad[: max(0, SHOWN - self.left_out.lost)]:
-            self.line.say(f"line {bad.line} is quarantined: {bad.reason}")
-        self.left_out.add(len(result.lines), result.bad)
+        self.left_out.add(result, "quarantined", self.line.say)
 
     def _idle(self) -> None:
         self.predictions.output.flush()
@@ -238,8 +228,7 @@ class StreamRun:
 
     def _summary(self, code: int) -> int:
         model, rows = self.model, self.model.trace.rows
-        new = rows - self.rows_at_start
-        lost = model.quarantined - self.quarantined_at_start
+        new, lost = rows - self.line.rows, self.left_out.lost
         kept = str(self.quarantine.path) != os.devnull
         where = "" if not lost else f", {lost} quarantined in {self.quarantine.path}" if kept else f", {lost} left out"
         if not new and not lost and code == FINISHED:
@@ -250,10 +239,10 @@ class StreamRun:
             return MISUSED
         if not rows and code == FINISHED:
             say(f"none of {lost} rows could be used{where}")
-            return many_lost(self.left_out, FAILED)
+            return self.left_out.exit_code(FAILED)
         if not rows:
             return code
-        seconds = max(time.monotonic() - self.started, 1e-9)
+        seconds = max(time.monotonic() - self.line.started, 1e-9)
         since = "" if new == rows else f" ({new} now)"
         say(
             f"{rows} rows{since}, {error_of(model)}, each predicted before it was learned{where}"
@@ -271,7 +260,14 @@ class StreamRun:
         }
         written = [f"{what} to {path}" for what, path in files.items() if path is not None]
         say("written: " + ", ".join(written) + ("" if self.saved else "; the model is not saved"))
-        return many_lost(self.left_out, code)
+        return self.left_out.exit_code(code)
+
+
+def stream(options: RunOptions, kind: type[StreamRun] = StreamRun) -> int:
+    """Learn a table as it comes, by a run of this kind; returns the exit code, after all messages."""
+    with contextlib.ExitStack() as held:
+        signals = held.enter_context(Signals())
+        return exit_code(lambda: kind(options, signals, held).run())
 
 
 def load_read(path: Path, kind: str, given: Mapping[str, Any]) -> tuple[Any, Header]:
@@ -296,12 +292,6 @@ def open_read(source: Path | None, held: contextlib.ExitStack, model: Any, **mor
     return table
 
 
-def before(block: RowBlock, line: int) -> RowBlock:
-    """The rows of a block that come before a line."""
-    kept = np.flatnonzero(block.lines < line)
-    return RowBlock(at_rows(block.columns, kept), block.lines[kept], block.raw, [], block.position)
-
-
 def default_quarantine(options: RunOptions) -> Path:
     """The quarantine file beside the checkpoint or the predictions."""
     near = options.checkpoint or options.predictions
@@ -324,7 +314,7 @@ def predict_table(saved: Path, options: DetailOptions) -> int:
     model, _ = load_read(saved, "sepsa stream", options.reading)
     if model.learner is None:
         raise Misuse(f"{saved} has not learned any row yet and cannot predict: learn a table by sepsa stream")
-    asked = check_details(options.intervals, options.probabilities, model)
+    asked = check_details(options, model)
     left_out = LeftOut()
     known: set[str] = set()  # the columns so far
     with contextlib.ExitStack() as held:
@@ -345,9 +335,7 @@ def predict_table(saved: Path, options: DetailOptions) -> int:
                 known |= set(block.columns)
             result = model.predict(block, asked)
             predictions.write(result)
-            for bad in result.bad[: max(0, SHOWN - left_out.lost)]:
-                say(f"line {bad.line} is not predicted: {bad.reason}")
-            left_out.add(len(result.lines), result.bad)
+            left_out.add(result, "not predicted")
         predictions.output.sync()
     rows, lost = left_out.used, left_out.lost
     if not rows and not lost:
@@ -355,4 +343,102 @@ def predict_table(saved: Path, options: DetailOptions) -> int:
         return MISUSED
     where = options.predictions or "standard output"
     say(f"{rows} rows predicted" + (f", {lost} not" if lost else "") + f", written to {where}")
-    return many_lost(left_out, FINISHED if rows else FAILED)
+    return left_out.exit_code(FINISHED if rows else FAILED)
+
+
+# ---------------------------------------------------------------------- checks
+
+
+@contextlib.contextmanager
+def wrong_options() -> Iterator[None]:
+    """Convert the error for an argument into one that names the option."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        name, _, words = str(error).partition(" ")
+        raise Misuse(f"--{name.replace('_', '-')} {words}") from None
+
+
+def check_files(files: dict[str, Path | None]) -> None:
+    """Raise an error if an output would overwrite the table or another output."""
+    seen: dict[str, str] = {}
+    for option, path in files.items():
+        if path is None or (path.exists() and not path.is_file()):  # a device takes what several write
+            continue
+        if (other := seen.setdefault(os.path.realpath(path), option)) != option:
+            raise Misuse(f"{option} must be another file than {other}, got {path} for both")
+
+
+def check_details(options: DetailOptions, model: TableModel) -> Details | None:
+    """What is computed beside each prediction; an error if it does not fit the model."""
+    intervals, wanted = options.intervals, options.probabilities
+    if intervals is not None and (model.classify or not 0 < intervals < 1):
+        raise Misuse(
+            f"--intervals must be a share in (0, 1) of the targets, which are numbers, got {intervals}"
+            f"{': --probabilities is for classes' if model.classify else ''}"
+        )
+    if wanted and not model.classify:
+        raise Misuse("--probabilities needs a target that is a class, and it is a number: use --intervals 0.9")
+    return Details(intervals, wanted) if wanted or intervals is not None else None
+
+
+def check_names(table: TableReader, given: Mapping[str, Sequence[str]]) -> None:
+    """Raise an error for names of columns, by the option that gives them, that the table does not have."""
+    if table.names is None:
+        return
+    shown = ", ".join(table.names[:20]) + (", ..." if len(table.names) > 20 else "")
+    for option, names in given.items():
+        for name in names:
+            if name not in table.names:
+                hint = "; if they are not separated rightly, give --sep; the first line must name them"
+                hint *= len(table.names) == 1
+                raise Misuse(f"--{option} must be a column of the table, {shown}, got {name!r}{hint}")
+
+
+def check_first_target(block: RowBlock, model: Any, name: str, otherwise: str) -> None:
+    """Raise an error if the first target is not a number and the target is not a class.
+
+    `otherwise` is the cure for a text that does not look like a number.
+    """
+    column = block.columns.get(name)
+    if model.classify or column is None:
+        return
+    texts, dates = column.is_text, column.is_time
+    there = np.flatnonzero(texts | dates | ~np.isnan(column.numbers))
+    if not len(there) or not (texts | dates)[there[0]]:
+        return
+    i = int(there[0])
+    value = "a date" if dates[i] else repr(column.text(i)[:40])
+    cure = otherwise if dates[i] else cure_of(column.text(i), model.reading, otherwise=otherwise)
+    said = f"line {block.lines[i]}: the target {name!r} is {value}, which is not a number"
+    raise Misuse(f"{said}: {cure}, or leave the line out")
+
+
+def check_kinds(block: RowBlock, model: TableModel) -> None:
+    """Raise an error for a column all of whose cells are of another kind than those that the model has learned."""
+    for name, column in block.columns.items():
+        other, present = model.other_kind(name, column)
+        if name not in (*model.drop, model.target) and other.any() and other[present].all():
+            i = int(np.flatnonzero(other)[0])
+            raise Misuse(f"line {block.lines[i]}: {model.why_other(name, column, i)}")
+
+
+def warn_of_columns(
+    names: Sequence[str], model: TableModel, known: set[str] | None = None, becomes: str = "ignored"
+) -> None:
+    """Print which columns of the model the table lacks, and which columns of the table the model does not know.
+
+    `known` are columns that earlier rows had, where each row names its own.
+    """
+    own = column_names(model)
+    missing = [name for name in own if name not in names]
+    ignored = {*own, *model.drop, model.target, *(known or ())}
+    unknown = [name for name in names if name not in ignored]
+    for name in unknown[:SHOWN_COLUMNS]:
+        near = difflib.get_close_matches(name, own, 1)
+        say(f"column {name!r} is not one of the model's and is {becomes}" + (f": is it {near[0]!r}?" if near else ""))
+    if len(unknown) > SHOWN_COLUMNS:
+        say(f"{len(unknown) - SHOWN_COLUMNS} more columns are {becomes}")
+    if missing and known is None:
+        said = ", ".join(map(repr, missing[:20])) + (", ..." if len(missing) > 20 else "")
+        say(f"{len(missing)} of the model's {len(own)} columns are absent, taken as missing values: {said}")

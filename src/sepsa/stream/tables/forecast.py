@@ -11,15 +11,12 @@ import numpy as np
 
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.tables.cells import RowBlock, TableError
-from sepsa.stream.tables.checks import check_first_target, check_names
-from sepsa.stream.tables.command import StreamRun, name_of
-from sepsa.stream.tables.exits import NEWEST_FIRST
-from sepsa.stream.tables.formats import TextReader
-from sepsa.stream.tables.inspection import spelled
+from sepsa.stream.tables.command import StreamRun, check_first_target, check_names, name_of
+from sepsa.stream.tables.inspection import Chart, spelled, write_template
 from sepsa.stream.tables.model import BlockResult
-from sepsa.stream.tables.output import Misuse, Predictions, error_of, print_text, quote, say, speller
+from sepsa.stream.tables.output import NEWEST_FIRST, Misuse, Predictions, error_of, print_text, quote, say, speller
 from sepsa.stream.tables.reading import cure_of
-from sepsa.stream.tables.report import Chart, write_template
+from sepsa.stream.tables.records import TextReader
 from sepsa.stream.tables.series import ForecastTable, date_of
 
 
@@ -101,7 +98,7 @@ class ForecastRun(StreamRun):
         if not (lines > 0).any():
             return block.position
         first = int(lines[lines > 0][0])
-        return self.position if first < block.lines[0] else self.table.position_before(first)
+        return self.position if first < block.lines[0] else self.table.position(first)
 
     def _check_ahead(self) -> None:
         """Raise an error where inputs known ahead are not in the table."""

@@ -22,12 +22,12 @@ import pyarrow as pa
 import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 
-from sepsa.stream.columns.cells import MISSING, Column
-from sepsa.stream.columns.reader import column_of_objects
+from sepsa.stream.columns.cells import MISSING
+from sepsa.stream.columns.reader import Column, column_of_objects
 from sepsa.stream.tables import records
-from sepsa.stream.tables.cells import BadRow, RowBlock, TableError, column_of_arrow
+from sepsa.stream.tables.cells import BadRow, Position, RowBlock, TableError, TableReader
 from sepsa.stream.tables.reading import Reading
-from sepsa.stream.tables.records import KEPT, Position, RecordBatch, Records, too_long
+from sepsa.stream.tables.records import KEPT, RecordBatch, TextReader, too_long
 from sepsa.stream.tables.source import BINARY, ByteSource, ChunkFile
 
 ROWS = 8192  # of a block, where rows are counted
@@ -51,69 +51,6 @@ KINDS = {
 }
 
 
-class TableReader:
-    """A table as blocks of rows. `drop` and `categorical` are set before the first block is read."""
-
-    names: list[str] | None = None  # of the columns; None where each row names its own
-    resumed = False  # whether the blocks begin at the checkpoint's position
-    is_utf8 = False  # whether it seems to be, though it is read in another encoding
-
-    def __init__(self, reading: Reading) -> None:
-        self.reading = reading
-        self.drop: frozenset[str] = frozenset()
-        self.categorical: frozenset[str] = frozenset()
-
-    def blocks(self) -> Iterator[RowBlock | None]:
-        """The rows, in blocks; None while a pipe is idle."""
-        missing = self.reading.missing()
-        for block in self._blocks():
-            if block is not None and self.reading.na_values:
-                block.columns = {name: column.without(**missing) for name, column in block.columns.items()}
-            yield block
-
-    def _blocks(self) -> Iterator[RowBlock | None]:
-        """The rows before further missing values are removed."""
-        raise NotImplementedError
-
-    def position_before(self, line: int) -> Position:
-        """The position before a row of the last block."""
-        raise NotImplementedError
-
-    def share(self) -> float | None:
-        """The share of the table that was read; None where its size is not known."""
-        raise NotImplementedError
-
-
-class TextReader(TableReader, Records):
-    """A table of records that end with a line break; a subclass parses each batch of them."""
-
-    batch = 1 << 16  # records at most
-
-    def __init__(self, source: ByteSource, reading: Reading, separator: str = "") -> None:
-        TableReader.__init__(self, reading)
-        Records.__init__(self, source, separator)
-        self.is_utf8 = source.is_utf8
-
-    def _blocks(self) -> Iterator[RowBlock | None]:
-        for batch in self.batches(self.batch):
-            if batch is None:
-                yield None
-            elif isinstance(batch, BadRow):
-                yield RowBlock({}, np.empty(0, np.int64), lambda i: "", [batch], self.position())
-            else:
-                yield self._block(batch)
-
-    def _block(self, batch: RecordBatch) -> RowBlock:
-        raise NotImplementedError
-
-    def position_before(self, line: int) -> Position:
-        return self.position(line)
-
-    def share(self) -> float | None:
-        size = self.source.size
-        return None if size is None else min(self.offset / size, 1.0)
-
-
 class CsvReader(TextReader):
     """A CSV file whose first line names the columns."""
 
@@ -124,8 +61,7 @@ class CsvReader(TextReader):
         if start[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in start[:8]:
             cure = f"give --encoding utf-16 if it is a text in UTF-16. {READS}"
             raise TableError(f"{source.name} is not {spell_encoding(source.encoding)} text: {cure}")
-        bom = 3 if start.startswith(b"\xef\xbb\xbf") else 0
-        line = re.split(rb"[\r\n]", start[bom:].lstrip(b"\r\n"), maxsplit=1)[0]
+        line = re.split(rb"[\r\n]", start.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n"), maxsplit=1)[0]
         super().__init__(source, reading, reading.sep or find_separator(line.decode(errors="replace")))
         self.names = self._read_header()
         self.resumed = self.resume(resume)
@@ -134,7 +70,7 @@ class CsvReader(TextReader):
     def _read_header(self) -> list[str]:
         name = self.source.name
         for batch in self.batches(most=1):
-            if isinstance(batch, BadRow) or (batch and batch.flags[0] & ~records.BLANK):
+            if isinstance(batch, BadRow) or (batch and (batch.cells[0] < 0 or b"\0" in batch.record(0))):
                 raise TableError(f"{name} has a first line that cannot be read: it must name the columns")
             if batch and batch.record(0).removeprefix(b"\xef\xbb\xbf"):
                 break
@@ -149,16 +85,13 @@ class CsvReader(TextReader):
         return check_names([cell.strip() or f"column {i + 1}" for i, cell in enumerate(cells)], name)
 
     def _block(self, batch: RecordBatch) -> RowBlock:
-        sizes = np.diff(batch.ends, prepend=0)
-        good = (batch.flags == 0) & (batch.fields == len(self.names)) & (sizes <= records.LONGEST)
-        if fails(batch.data.decode):
-            good &= [not fails(batch.record(i).decode) for i in range(len(good))]
-        places = np.flatnonzero(good)
-        data = batch.data if good.all() else b"".join(batch.record(i) + b"\n" for i in places)
-        bad = [
-            BadRow(int(batch.lines[i]), self._reason(batch, i), batch.text(i))
-            for i in np.flatnonzero(~good & ((batch.flags & records.BLANK) == 0))
-        ]
+        doubtful = (batch.cells != len(self.names)) | (np.diff(batch.ends, prepend=0) > records.LONGEST)
+        if b"\0" in batch.data or fails(batch.data.decode):
+            doubtful[:] = True
+        reasons = [(i, reason) for i in np.flatnonzero(doubtful) if (reason := self._reason(batch, i)) is not None]
+        bad = [BadRow(int(batch.lines[i]), reason, batch.text(i)) for i, reason in reasons if reason]
+        places = np.delete(np.arange(len(doubtful)), [i for i, _ in reasons])
+        data = b"".join(batch.record(i) + b"\n" for i in places) if reasons else batch.data
         columns: dict[str, Column] = {}
         if len(places):
             try:
@@ -172,17 +105,18 @@ class CsvReader(TextReader):
         lines = batch.lines[places]
         return RowBlock(columns, lines, lambda i: batch.text(int(places[i])), sorted(bad), self.position())
 
-    def _reason(self, batch: RecordBatch, i: Any) -> str:
-        """Why record i cannot be read."""
-        if batch.flags[i] & records.HAS_NUL:
-            return "the line holds a NUL byte"
-        if batch.flags[i] & records.OPEN_QUOTE:
+    def _reason(self, batch: RecordBatch, i: Any) -> str | None:
+        """Why record i cannot be read; empty for a blank line, None where it can be read."""
+        record, cells = batch.record(i), batch.cells[i]
+        if cells == records.NOT_CLOSED:
             return "the line has a quote that is not closed"
-        if len(batch.record(i)) >= records.LONGEST:
+        if b"\0" in record:
+            return "the line holds a NUL byte"
+        if len(record) >= records.LONGEST:
             return too_long()
-        if batch.fields[i] != len(self.names):
-            return f"the line has {batch.fields[i]} cells where the header has {len(self.names)}"
-        return f"the line is not in {spell_encoding(self.source.encoding)}"
+        if cells != len(self.names):
+            return f"the line has {cells} cells where the header has {len(self.names)}" if cells else ""
+        return f"the line is not in {spell_encoding(self.source.encoding)}" if fails(record.decode) else None
 
     def _columns(self, data: bytes, rows: int) -> dict[str, Column]:
         used = [name for name in self.names if name not in self.drop]
@@ -194,7 +128,8 @@ class CsvReader(TextReader):
             table = self._arrow(data, used, set(used))
         if table.num_rows != rows:
             raise pa.ArrowInvalid("other rows")
-        columns = {name: column_of_arrow(name, table[name], name in self.categorical, self.reading) for name in used}
+        [batch] = table.combine_chunks().to_batches()
+        columns = self._read(batch, used, self.categorical)
         self._texts = {name for name, column in columns.items() if column.codes is not None or column.times is not None}
         return columns
 
@@ -284,7 +219,7 @@ class ArrowReader(TableReader):
             elif source.magic.startswith(b"ARROW1") and path is not None:
                 self._file = pa.ipc.open_file(held.enter_context(pa.memory_map(str(path))))
             else:
-                self._file = pa.ipc.open_stream(pa.PythonFile(ChunkFile(source.chunks()), "r"))
+                self._file = pa.ipc.open_stream(pa.PythonFile(ChunkFile(iter(source.read, b"")), "r"))
             schema = self._file.schema_arrow if isinstance(self._file, pq.ParquetFile) else self._file.schema
         except (pa.ArrowException, OSError) as error:
             raise TableError(f"{self.name} cannot be read: {one_line(error)}") from None
@@ -305,16 +240,15 @@ class ArrowReader(TableReader):
         used = [name for name in self.names or () if name not in self.drop]
         try:
             for batch in self._batches(used):
-                named = self.categorical | self._named
-                columns = {n: column_of_arrow(n, batch.column(n), n in named, self.reading) for n in used}
+                columns = self._read(batch, used, self.categorical | self._named)
                 lines = np.arange(self._row + 1, self._row + 1 + len(batch))
                 self._row += len(batch)
-                yield RowBlock(columns, lines, as_json(batch), [], {"table": self._identity, "row": self._row})
+                yield RowBlock(columns, lines, as_json(batch), [], self.position())
         except (pa.ArrowException, OSError) as error:
             raise TableError(f"{self.name} cannot be read behind row {self._row}: {one_line(error)}") from None
 
-    def position_before(self, line: int) -> Position:
-        return {"table": self._identity, "row": line - 1}
+    def position(self, line: int | None = None) -> Position:
+        return {"table": self._identity, "row": self._row if line is None else line - 1}
 
     def share(self) -> float | None:
         if isinstance(self._file, pq.ParquetFile):
@@ -327,14 +261,7 @@ class ArrowReader(TableReader):
         """Record batches from row `self._row` on."""
         skip = self._row
         if isinstance(self._file, pq.ParquetFile):
-            groups: list[int] = []
-            for group in range(self._file.num_row_groups):
-                rows = self._file.metadata.row_group(group).num_rows
-                if not groups and skip >= rows:
-                    skip -= rows
-                else:
-                    groups.append(group)
-            batches = self._file.iter_batches(ROWS, row_groups=groups, columns=used, use_threads=False)
+            batches = self._file.iter_batches(ROWS, columns=used, use_threads=False)
         elif hasattr(self._file, "num_record_batches"):
             batches = map(self._file.get_batch, range(self._file.num_record_batches))
         else:

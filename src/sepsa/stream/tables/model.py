@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -16,14 +17,14 @@ from numpy.typing import NDArray
 from sepsa.states import schema
 from sepsa.states.objects import rebuilt_as
 from sepsa.stream.calibration import probabilities
-from sepsa.stream.columns.cells import Column
 from sepsa.stream.columns.inputs import CLASS_MEANS, Inputs, date_names
+from sepsa.stream.columns.reader import Column
 from sepsa.stream.engine.bodies import NAMED
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import class_codes, first_rows, indicators, learn_rows
 from sepsa.stream.learner import StreamLearner
 from sepsa.stream.tables.cells import BadRow, RowBlock, UsableRows
-from sepsa.stream.tables.options import TableOptions, values_of
+from sepsa.stream.tables.options import TableOptions
 from sepsa.stream.tables.reading import Reading, cure_of
 from sepsa.stream.tables.trace import ErrorTrace
 from sepsa.validation import NotFinite, one_of
@@ -92,7 +93,7 @@ class TableModel(TableOptions):
         self.learner: StreamLearner | None = None  # None before the first row
 
     def get_params(self) -> dict[str, Any]:
-        return values_of(self, TableOptions) | vars(self.reading)
+        return asdict(self) | asdict(self.reading)
 
     def _new_learner(self, inputs: int, outputs: int) -> StreamLearner:
         return StreamLearner(
@@ -116,24 +117,19 @@ class TableModel(TableOptions):
         """Predict each row that can be used, then learn it; with `asked`, row by row, which is slower."""
         usable = UsableRows(block)
         self.refuse_rows(usable)
-        columns, target, rows = self._inputs(block, usable.rows), block.columns.get(self.target), usable.rows
-        predictions: list[Any] = []
-        warnings: list[str] = []
-        details: list[Any] = []
-        if len(rows):
-            assert target is not None
-            target = target.rows(rows)
-            labels = self._labels(target, len(rows))
-            if (labels < 0).any():
-                reason = f"the target has more than {MOST_CLASSES} classes: is it a number, without --classify?"
-                usable.refuse(rows[labels < 0], reason)
-                good = np.flatnonzero(labels >= 0)
-                columns, target, labels, rows = at_rows(columns, good), target.rows(good), labels[good], rows[good]
-            kept, predictions, warnings, details = self._learn(columns, target, labels, len(rows), asked)
+        result = BlockResult(block.lines[:0], [], [], [])
+        if len(rows := usable.rows):
+            labels = self._labels(block.columns[self.target].rows(rows))
+            reason = f"the target has more than {MOST_CLASSES} classes: is it a number, without --classify?"
+            usable.refuse(rows[labels < 0], reason)
+            rows, labels = usable.rows, labels[labels >= 0]
+            kept, result = self._learn(
+                self._inputs(block, rows), block.columns[self.target].numbers[rows], labels, asked
+            )
             usable.refuse(rows[~kept], "the row cannot be learned: its numbers are too large")
         self.quarantined += len(usable.bad)
-        self.warnings.extend(warnings)
-        return BlockResult(block.lines[usable.rows], predictions, sorted(usable.bad), warnings, details)
+        self.warnings.extend(result.warnings)
+        return result._replace(lines=block.lines[usable.rows], bad=sorted(usable.bad))
 
     def _inputs(self, block: RowBlock, rows: NDArray[np.intp]) -> dict[str, Column]:
         """The columns that are inputs, at these rows, in the order of their names."""
@@ -142,12 +138,13 @@ class TableModel(TableOptions):
         return columns if len(rows) == len(block) else at_rows(columns, rows)
 
     def _learn(
-        self, columns: dict[str, Column], target: Column, labels: NDArray[np.intp], rows: int, asked: Details | None
-    ) -> tuple[NDArray[np.bool_], list[Any], list[str], list[Any]]:
-        """Learn rows in order; returns which of them could be learned, their predictions, warnings and details."""
+        self, columns: dict[str, Column], target: Floats, labels: NDArray[np.intp], asked: Details | None
+    ) -> tuple[NDArray[np.bool_], BlockResult]:
+        """Learn rows in order; returns which of them could be learned, and their predictions, warnings and details."""
+        rows = len(labels)
         new_inputs, warnings = self.inputs.add(columns)
         X, names = self.inputs.encode(columns, rows), list(self.classes)
-        Y = indicators(labels, len(names)) if self.classify else target.numbers[:, None].copy()
+        Y = indicators(labels, len(names)) if self.classify else target[:, None]
         new_inputs = self.inputs.learn_means(X, columns, Y, new_inputs)
         known, first = 0 if self.learner is None else self.learner.engine.outputs, first_rows(labels, Y.shape[1])
         arrivals, first[:known] = first[known:].tolist(), -1
@@ -170,7 +167,7 @@ class TableModel(TableOptions):
         self.learner, before = learn_rows(
             self.learner, self._new_learner, X, Y, np.ones(rows), new_inputs, arrivals, learn=learn
         )
-        looked = [details[row] for row in np.flatnonzero(kept).tolist()] if asked is not None else []
+        looked = [detail for row, detail in details.items() if kept[row]]
         if asked is not None and asked.intervals is not None:
             self._count_covered(asked.intervals, Y[kept, 0], np.array(looked).reshape(-1, 2))
         if self.classify:
@@ -185,7 +182,7 @@ class TableModel(TableOptions):
             errors = np.minimum(np.abs(before - Y)[:, 0], LARGEST_ERROR)
         self.trace.add(errors[kept])
         self.latest.extend(zip(actual[-LATEST:], predictions[-LATEST:], strict=True))
-        return kept, predictions, warnings, looked
+        return kept, BlockResult(labels[:0], predictions, [], warnings, looked)
 
     def _count_covered(self, share: float, targets: Floats, ends: Floats) -> None:
         """Count the targets that lie in their intervals, of those that had one."""
@@ -194,10 +191,10 @@ class TableModel(TableOptions):
         within = int(((low <= targets) & (targets <= high)).sum())
         self.coverage = share, rows + int((~np.isnan(low)).sum()), inside + within
 
-    def _labels(self, target: Column, rows: int) -> NDArray[np.intp]:
+    def _labels(self, target: Column) -> NDArray[np.intp]:
         """The class (rows,) of each row, new ones in order of appearance; -1 for one more than `MOST_CLASSES`."""
         if not self.classify:
-            return np.zeros(rows, np.intp)
+            return np.zeros(len(target.numbers), np.intp)
         assert target.codes is not None
         present, first = np.unique(target.codes, return_index=True)
         present = present[np.argsort(first)]
@@ -295,11 +292,12 @@ class TableModel(TableOptions):
         if new["learner"] is not None:
             learner = self._new_learner(1, 1)
             learner.load_state_dict(new["learner"])
-            outputs = len(classes) if self.classify else 1
-            if learner.engine.inputs != len(inputs.names) or learner.engine.outputs != outputs:
+            needed = len(inputs.names), len(classes) if self.classify else 1
+            sizes = learner.engine.inputs, learner.engine.outputs
+            if sizes != needed:
                 raise ValueError(
-                    f"state['learner'] must have {len(inputs.names)} inputs and {outputs} outputs, as the table has, "
-                    f"got {learner.engine.inputs} and {learner.engine.outputs}"
+                    f"state['learner'] must have {needed[0]} inputs and {needed[1]} outputs, as the table has, "
+                    f"got {sizes[0]} and {sizes[1]}"
                 )
         elif inputs.names or classes or trace.rows:
             raise ValueError("state['learner'] must not be None where rows have been learned")

@@ -96,12 +96,6 @@ class SeriesOptions:
     start: int = option(0, "Row of the day at which a block begins, counted from midnight.", min=0)
 
 
-def values_of(model: Any, declared: type) -> dict[str, Any]:
-    """The options of a model by name, with a tuple for each list."""
-    values = {each.name: getattr(model, each.name) for each in fields(declared)}
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-
-
 @dataclass(init=False)
 class CommandOptions:
     """What a command was given: its table and its own options, and as `settings` and `reading` those of its model.
@@ -127,8 +121,8 @@ class CommandOptions:
         for name, value in given.items():
             if name in own:
                 setattr(self, name, value)
-            elif value not in (None, "", (), []):
-                self.settings[name] = tuple(value) if isinstance(value, list) else value
+            elif value not in (None, "", ()):
+                self.settings[name] = value
 
 
 @dataclass(init=False)

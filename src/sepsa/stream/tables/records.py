@@ -9,44 +9,59 @@ from __future__ import annotations
 import csv
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sepsa.stream.tables.cells import BadRow, TableError
+from sepsa.stream.tables.cells import BadRow, Position, RowBlock, TableError, TableReader
+from sepsa.stream.tables.reading import Reading
 from sepsa.stream.tables.source import ByteSource
 
 LONGEST = 8 << 20  # bytes of a record; a longer one is taken for a missing line break or quote
-BLANK, HAS_NUL, OPEN_QUOTE = 1, 2, 4  # flags of a record
+NOT_CLOSED = -1  # in place of the number of cells, for a record with an open quote
 BEHIND = "behind the last line"
 csv.field_size_limit((1 << 31) - 1)  # `LONGEST` is the limit
 KEPT = 4096  # bytes at the beginning and before the position, whose hashes identify a table
 
 
-Position = Mapping[str, Any]  # hashes that identify the table, and where in it to resume
+class TextReader(TableReader):
+    """A table of records that end with a line break; a subclass parses each batch of them."""
 
+    batch = 1 << 16  # records at most
 
-class Records:
-    """The records of a text file in batches, and the position after the last one that was read."""
-
-    def __init__(self, source: ByteSource, separator: str = "") -> None:
-        self.source, self.separator = source, separator
+    def __init__(self, source: ByteSource, reading: Reading, separator: str = "") -> None:
+        super().__init__(reading)
+        self.source, self.separator, self.is_utf8 = source, separator, source.is_utf8
         self.offset, self.line = 0, 1  # of the next record
-        self._first = self._last = b""  # the file's first bytes, and the last ones before the offset
+        self._first = self._last = b""  # the file's first bytes, and the last batch with some bytes before it
         self._buffer = b""
         self._ended = False
-        self._batch: RecordBatch | None = None  # the last one, and the last bytes before it
-        self._before = b""
+        self._batch: RecordBatch | None = None  # the last one
 
-    def position(self, line: int | None = None) -> dict[str, Any]:
+    def _blocks(self) -> Iterator[RowBlock | None]:
+        for batch in self.batches(self.batch):
+            if isinstance(batch, BadRow):
+                yield RowBlock({}, np.empty(0, np.int64), lambda i: "", [batch], self.position())
+            else:
+                yield batch and self._block(batch)
+
+    def _block(self, batch: RecordBatch) -> RowBlock:
+        raise NotImplementedError
+
+    def share(self) -> float | None:
+        size = self.source.size
+        return None if size is None else min(self.offset / size, 1.0)
+
+    def position(self, line: int | None = None) -> Position:
         """Where the next record begins, or that of a line in the last batch, and hashes that identify the table."""
-        offset, last, batch = self.offset, self._last, self._batch
-        if line is not None and batch is not None:
-            size = int(np.append(0, batch.ends)[np.searchsorted(batch.lines, line)])
-            offset, last = offset - len(batch.data) + size, (self._before + batch.data[:size])[-KEPT:]
+        behind = 0  # bytes of the last batch from this line on
+        if line is not None and self._batch is not None:
+            ends = np.append(0, self._batch.ends)
+            behind = int(ends[-1] - ends[np.searchsorted(self._batch.lines, line)])
+        offset, last = self.offset - behind, self._last[: len(self._last) - behind][-KEPT:]
         first = self._first[:offset]
         return {
             "offset": offset,
@@ -67,7 +82,7 @@ class Records:
         if len(first) < length or hashlib.sha256(first).hexdigest() != digest:
             return False
         offset, (length, digest) = position["offset"], position["tail"]
-        last, at = self._last, self.offset
+        last, at = self._last[-KEPT:], self.offset
         if self.source.seekable:
             last, at, self._buffer, self._ended = b"", offset - length, b"", False
             self.source.seek(at)
@@ -112,19 +127,18 @@ class Records:
         data, self._buffer = self._buffer[:size], self._buffer[size:]
         if len(self._first) < KEPT:
             self._first += data[: KEPT - len(self._first)]
-        self._last = (self._last + data[-KEPT:])[-KEPT:]
+        self._last = self._last[-KEPT:] + data
         self.offset += len(data)
         self.line += lines
         return data
 
-    def batches(self, most: int = 1 << 16) -> Iterator[RecordBatch | BadRow | None]:
+    def batches(self, most: int) -> Iterator[RecordBatch | BadRow | None]:
         """At most `most` records at once; None while a pipe is idle, a `BadRow` for a record that is too long."""
         while True:
             found = lex(self._buffer, self.separator, self._ended, most)
             if len(found.ends):
                 lines = int(found.lines.sum())
                 at = self.line + found.lines.cumsum() - found.lines
-                self._before = self._last
                 self._batch = found._replace(data=self._pass(int(found.ends[-1]), lines), lines=at)
                 yield self._batch
             elif len(self._buffer) > LONGEST:
@@ -152,13 +166,12 @@ class Records:
 
 
 class RecordBatch(NamedTuple):
-    """Complete records: their bytes; of each its end, behind its line break, its number of cells, its line, flags."""
+    """Complete records: their bytes; of each its end, behind its line break, its number of cells, and its line."""
 
     data: bytes
     ends: NDArray[np.int64]
-    fields: NDArray[np.int64]
+    cells: NDArray[np.int64]  # 0 of a blank line
     lines: NDArray[np.int64]
-    flags: NDArray[np.int64]
 
     def record(self, i: Any) -> bytes:
         """Record i without its line break."""
@@ -184,25 +197,20 @@ def lex(data: bytes, separator: str, at_end: bool, most: int) -> RecordBatch:
         lines = lines[:-1]  # it may go on, or LF may follow CR
     if separator and b'"' in data:
         found = list(islice(quoted_records(lines, separator, at_end), most))
-        counts, fields, flags = np.array(found, np.int64).reshape(-1, 3).T
+        counts, cells = np.array(found, np.int64).reshape(-1, 2).T
     else:
         lines, mark = lines[:most], separator.encode() or b"\n"
-        counts, flags = np.ones(len(lines), np.int64), np.zeros(len(lines), np.int64)
-        fields = np.array([line.count(mark) for line in lines], np.int64) + 1
+        counts = np.ones(len(lines), np.int64)
+        cells = np.array([line.count(mark) + (line[0] not in b"\r\n") for line in lines], np.int64)
     ends = np.array(list(map(len, lines)), np.int64).cumsum()[counts.cumsum() - 1]
-    starts = np.append(0, ends[:-1])[: len(ends)]
-    flags = flags | BLANK * np.isin(np.frombuffer(data, np.uint8)[starts], (10, 13))
-    if b"\0" in data:
-        has = [b"\0" in data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
-        flags |= HAS_NUL * (np.array(has, np.int64) & (flags != OPEN_QUOTE))
-    return RecordBatch(data, ends, fields, counts, flags)
+    return RecordBatch(data, ends, cells, counts)
 
 
-def quoted_records(lines: Sequence[bytes], separator: str, at_end: bool) -> Iterator[tuple[int, int, int]]:
-    """The number of lines and cells and the flag of each complete record.
+def quoted_records(lines: Sequence[bytes], separator: str, at_end: bool) -> Iterator[tuple[int, int]]:
+    """The number of lines and of cells of each complete record.
 
     Where a quote is open and these are all lines, or where a record of several lines is longer than `LONGEST`, its
-    first line is a record with the flag `OPEN_QUOTE`.
+    first line is a record of `NOT_CLOSED` cells.
     """
     at = 0
     while at < len(lines):
@@ -218,8 +226,8 @@ def quoted_records(lines: Sequence[bytes], separator: str, at_end: bool) -> Iter
                 if is_open and not is_long and not at_end:
                     return
                 if is_open or is_long:
-                    yield 1, 1, OPEN_QUOTE
+                    yield 1, NOT_CLOSED
                     at += 1
                     break
-            yield after - at, len(row) or 1, 0
+            yield after - at, len(row)
             at = after

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from sepsa.stream.forecast.times import Moments
 from sepsa.stream.kernels.robust import HUGE
 from sepsa.stream.tables.cells import RowBlock, UsableRows
 from sepsa.stream.tables.model import BlockResult, at_rows
-from sepsa.stream.tables.options import SeriesOptions, values_of
+from sepsa.stream.tables.options import SeriesOptions
 from sepsa.stream.tables.reading import Reading, cure_of
 from sepsa.stream.tables.trace import ErrorTrace
 
@@ -43,7 +44,7 @@ class ForecastTable(SeriesOptions):
         self.reading = Reading.take(options)
         super().__init__(tuple(target), **options)
         own = ("target", "time", "inputs", *(() if self.every > 1 else ("known_ahead",)))
-        self.forecaster = SepSAForecaster(**{k: v for k, v in values_of(self, SeriesOptions).items() if k not in own})
+        self.forecaster = SepSAForecaster(**{k: v for k, v in asdict(self).items() if k not in own})
         self.trace = ErrorTrace()
         self.quarantined = 0
         self.texts: dict[str, list[str]] = {}  # the first texts of columns of inputs that have texts
@@ -54,7 +55,7 @@ class ForecastTable(SeriesOptions):
         self.ahead_lines: NDArray[np.int64] = np.empty(0, np.int64)  # and lines; 0 of a row that was saved
 
     def get_params(self) -> dict[str, Any]:
-        return values_of(self, SeriesOptions) | vars(self.reading)
+        return asdict(self) | asdict(self.reading)
 
     def learn(self, block: RowBlock, asked: object = None) -> BlockResult:
         """Learn the rows that can be used; the predictions are the forecasts (series, horizon) made after each."""

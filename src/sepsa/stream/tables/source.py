@@ -38,23 +38,23 @@ class ByteSource:
             with suppress(OSError, AttributeError):  # standard input may be replaced by an object without a descriptor
                 self._descriptor = self._file.fileno()
         self._follow, self._is_file = follow, path is not None
-        start = self._first_bytes(8)
+        start = b""
+        for data in self._raw():
+            start += data or b""
+            if data == b"" or len(start) >= 8:
+                break
         self.magic = start[:8]
-        self._chunks: Iterator[bytes | None] = itertools.chain([start] if start else [], self._raw())
+        self._chunks: Iterator[bytes | None] = itertools.chain([start], self._raw())
         self.compressed = start.startswith((GZIP, ZSTD))
         if self.compressed:
             decompress = gunzip if start.startswith(GZIP) else unzstd
             self._chunks = decompress(self._chunks, self.name)
         if self.compressed and follow:
             raise TableError(f"--follow needs a plain file, and {self.name} is compressed")
-        self._peeked: list[bytes] = []
         self.encoding, self.encoded = encoding, encoding != UTF_8 and not start.startswith(BINARY)
         self.is_utf8 = self.encoded and is_utf8(self.peek())  # though another encoding is given
         if self.encoded:
-            self._chunks, self._peeked = (
-                recode(itertools.chain(self._peeked, self._chunks), encoding, follow, self.name),
-                [],
-            )
+            self._chunks = recode(self._chunks, encoding, follow, self.name)
 
     def _raw(self) -> Iterator[bytes | None]:
         """Chunks as they come, without end: None while a pipe is idle, b"" at the end of the file."""
@@ -66,18 +66,9 @@ class ByteSource:
             else:
                 yield None
 
-    def _first_bytes(self, size: int) -> bytes:
-        """The first `size` bytes or more, fewer only where the file ends."""
-        start = b""
-        for data in self._raw():
-            start += data or b""
-            if data == b"" or len(start) >= size:
-                break
-        return start
-
     def read(self) -> bytes | None:
         """The next chunk."""
-        data = self._peeked.pop() if self._peeked else next(self._chunks, b"")
+        data = next(self._chunks, b"")
         if data == b"" and self._follow:
             select.select([], [], [], WAIT)
             return None
@@ -87,14 +78,8 @@ class ByteSource:
         """The next chunk, which `read` returns again; b"" at the end."""
         while (data := self.read()) is None:
             pass
-        if data:
-            self._peeked.append(data)
+        self._chunks = itertools.chain([data], self._chunks)
         return data
-
-    def chunks(self) -> Iterator[bytes | None]:
-        """All chunks."""
-        while (data := self.read()) != b"":
-            yield data
 
     @property
     def seekable(self) -> bool:
@@ -110,7 +95,7 @@ class ByteSource:
     def seek(self, offset: int) -> None:
         """Continue reading at an offset."""
         self._file.seek(offset)
-        self._chunks, self._peeked = self._raw(), []
+        self._chunks = self._raw()
 
 
 def is_utf8(data: bytes) -> bool:
