@@ -261,7 +261,14 @@ class ArrowReader(TableReader):
         """Record batches from row `self._row` on."""
         skip = self._row
         if isinstance(self._file, pq.ParquetFile):
-            batches = self._file.iter_batches(ROWS, columns=used, use_threads=False)
+            groups: list[int] = []
+            for group in range(self._file.num_row_groups):
+                rows = self._file.metadata.row_group(group).num_rows
+                if not groups and skip >= rows:
+                    skip -= rows
+                else:
+                    groups.append(group)
+            batches = self._file.iter_batches(ROWS, row_groups=groups, columns=used, use_threads=False)
         elif hasattr(self._file, "num_record_batches"):
             batches = map(self._file.get_batch, range(self._file.num_record_batches))
         else:
