@@ -112,10 +112,7 @@ class Engine(StreamEngine):
         self._core = started(form, options, models, np.random.default_rng(seed))
         draw(self._core)
 
-    @classmethod
-    def options(cls, parameters: Mapping[str, Any], for_fit: bool) -> dict[str, Any]:
-        """The options of a new engine from the parameters of a scikit-learn estimator, which are checked."""
-        return of_estimator(parameters, for_fit)
+    options = staticmethod(of_estimator)  # of a new engine, from the parameters of a scikit-learn estimator
 
     @classmethod
     def fit_plan(cls, parameters: Mapping[str, Any], inputs: int) -> FitPlan:
@@ -123,7 +120,7 @@ class Engine(StreamEngine):
         sizes = parameters["hidden_layer_sizes"]
         layers = (50,) if isinstance(sizes, str) else widths(sizes)
         features = inputs + sum(layers[-1:]) + 1  # the curvature costs p², and the rest is little beside it
-        return FitPlan(not len(layers), not len(layers), min(1.0, (64 / features) ** 2), parallel=True)
+        return FitPlan(not len(layers), min(1.0, (64 / features) ** 2))
 
     @classmethod
     def for_raw_rows(cls, inputs: int, outputs: int, *, classes: bool, seed: int, **options: Any) -> Engine:

@@ -14,9 +14,7 @@ class FitPlan(NamedTuple):
     """How `fit` trains learners with a body."""
 
     fixed_features: bool  # whether the body does not learn, so that the head needs no forgetting
-    one_member: bool  # whether one learner is trained on all rows at the end, instead of a committee
     speed: float  # rows learned in the time that a small compiled network takes for one
-    parallel: bool  # whether learners can be trained in several threads
 
 
 class StreamEngine:

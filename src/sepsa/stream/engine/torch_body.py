@@ -85,7 +85,7 @@ class TorchEngine(StreamEngine):
 
     @classmethod
     def fit_plan(cls, parameters: Mapping[str, Any], inputs: int) -> FitPlan:
-        return FitPlan(fixed_features=False, one_member=True, speed=0.01, parallel=False)
+        return FitPlan(fixed_features=False, speed=0.01)
 
     @classmethod
     def for_raw_rows(cls, inputs: int, outputs: int, *, classes: bool, seed: int, **options: Any) -> TorchEngine:
