@@ -86,7 +86,7 @@ def store(model, at, latest):
 
 @kernel(cost=1.5, after=learn)
 def boost(model, n):
-    """Grow each tree once on the stored rows, after all were removed (`clear_trees`): boosting."""
+    """Grow each tree once on the stored rows, after all were removed: boosting."""
     growth, last, steps = parts.GROWTH(model), 0, 0
     while growth.tree >= last and parts.STORED(model).rows >= 2 * LEAST:
         last = growth.tree
