@@ -46,13 +46,14 @@ def take_logarithm(model, target, y, unit):
 
 
 @called
-def tell(model, e, t, factor, unit):
-    """Answer by a prediction of t."""
+def tell(model, e, t, factor):
+    """Answer by a prediction of t, or as the network does where there is no logarithm."""
     origin, answers = parts.ORIGIN(model).value, row.ANSWERS(model)
-    answers[e, 0] = answers[0, 0]
+    for k in range(answers.shape[1]):
+        answers[e, k] = answers[0, k]
     if origin > 0.0:
         level = math.exp(min(t, parts.HIGHEST(model).value + BEYOND))
-        answers[e, 0] = origin * (level * factor.products / factor.squares - 1.0) * unit
+        answers[e, 0] = origin * (level * factor.products / factor.squares - 1.0) * row.UNIT(model)[0]
 
 
 @called
@@ -66,11 +67,8 @@ def follow(model, t, factor):
 
 @kernel(cost=0.4)
 def answer_products(model, e):
-    if row.ANSWERS(model).shape[1] == 1:
-        t = products.tell(products.parts.LOG_W(model), products.parts.PHI(model))
-        tell(model, e, t, parts.FACTOR(model), row.UNIT(model)[0])
-    else:
-        copy_network(model, e)
+    weights, phi = products.parts.views("LOG_W PHI", model)
+    tell(model, e, products.tell(weights, phi), parts.FACTOR(model))
     return 0
 
 
@@ -78,9 +76,9 @@ def answer_products(model, e):
 def learn_products(model, e):
     facts = row.FACTS(model)
     if facts.origin > 0.0:
-        weights, b = products.parts.LOG_W(model), products.parts.B(model)
-        told = products.tell(weights, products.parts.PHI(model))
-        step = facts.trust * (facts.log - told) / products.parts.GAIN(model).value
+        weights, phi, b, gain = products.parts.views("LOG_W PHI B GAIN", model)
+        told = products.tell(weights, phi)
+        step = facts.trust * (facts.log - told) / gain.value
         for j in range(b.size):
             weights[j] += step * b[j]
         follow(model, told, parts.FACTOR(model))
@@ -89,10 +87,7 @@ def learn_products(model, e):
 
 @kernel(cost=0.4)
 def answer_trees(model, e):
-    if row.ANSWERS(model).shape[1] == 1:
-        tell(model, e, trees.parts.TOLD(model)[1], of_trees.FACTOR(model), row.UNIT(model)[0])
-    else:
-        copy_network(model, e)
+    tell(model, e, trees.parts.TOLD(model)[1], of_trees.FACTOR(model))
     return 0
 
 
@@ -101,13 +96,6 @@ def learn_trees(model, e):
     if row.FACTS(model).origin > 0.0:
         follow(model, trees.parts.TOLD(model)[1], of_trees.FACTOR(model))
     return 0
-
-
-@called
-def copy_network(model, e):
-    answers = row.ANSWERS(model)
-    for k in range(answers.shape[1]):
-        answers[e, k] = answers[0, k]
 
 
 LOG_PRODUCTS = Expert(parts, answer_products, learn_products, for_numbers=True)
