@@ -34,6 +34,7 @@ class Frame(ModuleType):
     """
 
     repeated = False
+    laid_out = False  # whether a learner of this frame was made, whose kernels know the places
 
     def __init__(self, name: str, sizes: tuple[str, ...], *given: Part) -> None:
         super().__init__(name)
@@ -53,6 +54,7 @@ class Frame(ModuleType):
     @cached_property
     def positions(self) -> dict[Any, int]:
         """Where the layout has each size, by its name, and each part's start; kernels that are compiled know them."""
+        self.laid_out = True
         names: list[Any] = [*self.sizes]
         for name, group in sorted(self.groups.items()):
             names += [(name, "copies")] if group.repeated else [*group.sizes]
@@ -84,7 +86,7 @@ class Group(ModuleType):
         self.name, self.parts, self.sizes = name, parts, sizes
         self.repeated, self.rings, self.rules = repeated, rings, rules
         self.block = [*sizes, *(part.name for part in parts)]  # what the layout holds for each copy
-        if "positions" in vars(frame):
+        if frame.laid_out:
             raise RuntimeError(f"the group {name!r} must be declared before the first learner of its frame is made")
         frame.groups[name] = self
         if not repeated:
