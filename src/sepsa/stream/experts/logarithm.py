@@ -46,23 +46,27 @@ def take_logarithm(model, target, y, unit):
 
 
 @called
+def level(model, t):
+    """eᵗ, within what the rows so far let expect."""
+    return math.exp(min(t, parts.HIGHEST(model).value + BEYOND))
+
+
+@called
 def tell(model, e, t, factor):
     """Answer by a prediction of t, or as the network does where there is no logarithm."""
     origin, answers = parts.ORIGIN(model).value, row.ANSWERS(model)
     for k in range(answers.shape[1]):
         answers[e, k] = answers[0, k]
     if origin > 0.0:
-        level = math.exp(min(t, parts.HIGHEST(model).value + BEYOND))
-        answers[e, 0] = origin * (level * factor.products / factor.squares - 1.0) * row.UNIT(model)[0]
+        answers[e, 0] = origin * (level(model, t) * factor.products / factor.squares - 1.0) * row.UNIT(model)[0]
 
 
 @called
 def follow(model, t, factor):
     """Add the row to the sums of which the factor is the ratio."""
-    facts, share = row.FACTS(model), row.FACTS(model).share
-    level, forgetting = math.exp(min(t, parts.HIGHEST(model).value + BEYOND)), 0.998
-    factor.products = forgetting * factor.products + share * level * math.exp(facts.log)
-    factor.squares = forgetting * factor.squares + share * level * level
+    facts, told, forgetting = row.FACTS(model), level(model, t), 0.998
+    factor.products = forgetting * factor.products + facts.share * told * math.exp(facts.log)
+    factor.squares = forgetting * factor.squares + facts.share * told * told
 
 
 @kernel(cost=0.4)
