@@ -204,9 +204,13 @@ class Engine(StreamEngine):
         """W (outputs, features) of the first head, the bias its last column, as a view."""
         return self._of_head("W")
 
-    def set_scaling(self, mean: Floats, scale: Floats, first: int = 0) -> None:
-        """Standardize inputs as (x - mean) · scale, from input `first` on; the first value sets a scale of zero."""
-        self.memory("MEAN", "network")[first:], self.memory("SCALE", "network")[first:] = mean, scale
+    def set_scaling(self, mean: Floats, scale: Floats, typical: Floats | float = 0.0, first: int = 0) -> None:
+        """Standardize inputs as (x - mean) · scale, from input `first` on; the first value sets a scale of zero.
+
+        `typical` is the typical distance of a standardized input from zero, 0 where no value has shown it.
+        """
+        for name, values in {"MEAN": mean, "SCALE": scale, "TYPICAL": typical, "USUAL": typical}.items():
+            self.memory(name, "network")[first:] = values
         if self._core.models is not None:
             self.memory("SCALE", "mixture")[first:] = scale
 
@@ -215,9 +219,6 @@ class Engine(StreamEngine):
         if core.models is not None and self.outputs == 1 and not core.form.settings["classes"]:
             origin = (1 + logarithm.SHIFT) * float(offset[0])
             core.memory("ORIGIN", "log products")["value"] = origin if 0 < origin < math.inf else 0.0
-
-    def set_typical_inputs(self, distances: Floats | float, first: int = 0) -> None:
-        self.memory("TYPICAL", "network")[first:] = self.memory("USUAL", "network")[first:] = distances
 
     def set_output_weights(self, weights: Floats | float) -> None:
         """Weight each output's squared error in the body's loss; the first value sets a weight of zero."""
@@ -258,11 +259,9 @@ class Engine(StreamEngine):
     def set_typical_weight(self, weight: float) -> None:
         self.memory("COUNTS", "network")["weight"] = weight
 
-    def calibration_losses(self) -> Floats:
-        return self.memory("CALIBRATION", "network").copy()
-
-    def set_calibration_losses(self, losses: Floats) -> None:
-        self.memory("CALIBRATION", "network")[:] = losses
+    @property
+    def calibration_losses(self) -> Floats:  # type: ignore[override]
+        return self.memory("CALIBRATION", "network")
 
     def copy(self) -> Engine:
         """Another engine in the same state."""

@@ -103,7 +103,7 @@ class TorchEngine(StreamEngine):
         head = {"features": "hidden", "ridge": self.solver.ridge, "forgetting": self.solver.forgetting}
         return head | {"since": 0, "weights": [1.0]}
 
-    def set_scaling(self, mean: Floats, scale: Floats, first: int = 0) -> None:
+    def set_scaling(self, mean: Floats, scale: Floats, typical: Floats | float = 0.0, first: int = 0) -> None:
         self._mean[first:], self._scale[first:] = mean, scale
 
     def set_output_weights(self, weights: Floats | float) -> None:
