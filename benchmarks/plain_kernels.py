@@ -67,50 +67,31 @@ def words(address):
     return ctypes.cast(ctypes.c_void_p(int(address)), WORDS)
 
 
-def number(load):
-    return lambda model: load(None, model)
+def entry(frame, group, name, model, copy=None):
+    """What the layout has under a name, as `views._entry`."""
+    numbers = words(model[frame.slots.index("layout")])
+    if not (group.repeated and name in group.block):
+        return numbers[frame.positions[name]]
+    block = numbers[frame.positions[group.name, "copies"]] + int(copy) * len(group.block)
+    return numbers[block + group.block.index(name)]
 
 
-def number_of_copy(frame, group, position):
-    return lambda model, copy: words(block(frame, group, None, model, copy))[position]
-
-
-def cell(_, pointer, position):
-    return (words(pointer) if isinstance(pointer, int) else pointer)[position]
-
-
-def layout(frame, _, model):
-    return int(model[frame.slots.index("layout")])
-
-
-def block(frame, group, _, model, copy):
-    """Where the layout describes a copy of a repeated group."""
-    start = layout(frame, None, model)
-    return start + 8 * (words(start)[frame.positions[group.name, "copies"]] + int(copy) * len(group.block))
+def number(frame, group, size):
+    return lambda model, copy=None: entry(frame, group, size, model, copy)
 
 
 def view(frame, group, part):
-    repeated, record = group is not None and group.repeated, isinstance(part.dtype, Record)
+    record = isinstance(part.dtype, Record)
 
     def made(model, more=None):
-        own = words(block(frame, group, None, model, more)) if repeated else None
-        address = model[frame.slots.index(part.name if group is None else "state" if part.kept else "workspace")]
-        if group is not None:
-            start = own[group.block.index(part.name)] if repeated else None
-            if start is None:
-                start = words(layout(frame, None, model))[frame.positions[group.name, part.name]]
-            address += 8 * start
+        address = model[frame.slots.index(part.name if group is frame else "state" if part.kept else "workspace")]
+        if group is not frame:
+            name = part.name if group.repeated else (group.name, part.name)
+            address += 8 * entry(frame, group, name, model, more)
         if record:
             return carray(address, (1,), part.dtype.dtype).view(np.recarray)[0]
-        sizes = [
-            own[group.block.index(size)]
-            if repeated and size in group.sizes
-            else size
-            if isinstance(size, int)
-            else words(layout(frame, None, model))[frame.positions[size]]
-            for size in part.shape
-        ]
-        if group is None and sizes[:1] == [0]:  # an array of the call, whose rows no layout counts
+        sizes = [size if isinstance(size, int) else entry(frame, group, size, model, more) for size in part.shape]
+        if group is frame and sizes[:1] == [0]:  # an array of the call, whose rows no layout counts
             sizes[0] = 1 << 20
         return carray(address, sizes, np.asarray(more).dtype if part.dtype == BODY else part.dtype)
 
@@ -144,8 +125,7 @@ def address_of(kernel):
     return 0 if found is None else ctypes.cast(found, ctypes.c_void_p).value
 
 
-views._number, views._number_of_copy, views._view = number, number_of_copy, view
-views._cell, views._layout, views._views = cell, layout, several
+views._number, views._view, views._views = number, view, several
 views.call = lambda address, model, index: CALL(int(address))(ctypes.cast(model, ctypes.c_void_p), int(index))
 jit.Kernel.compile, jit.Kernel.address = compile_kernel, property(address_of)
 jit.Kernel.is_cached, jit.Kernel.folder = lambda _: True, lambda _: Path(_EMPTY)

@@ -44,8 +44,7 @@ def test_robust_heads_equal_the_slow_reference(inputs, outputs):
     X[rng.random(400) < 0.03] *= 1e3
     weight = rng.choice([0.5, 1.0, 1e6], 400, p=[0.3, 0.6, 0.1])
     engine = Engine(inputs, outputs, (), loss="huber", forgetting="auto", ridge=2.0, dtype=np.float64, standardize=True)
-    engine.set_scaling(np.zeros(inputs), np.ones(inputs))
-    engine.set_typical_inputs(0.7)
+    engine.set_scaling(np.zeros(inputs), np.ones(inputs), 0.7)
     engine.set_output_weights(1.0)
     slow = RobustHeads(inputs, outputs, [(ridge, lam) for _, ridge, lam in engine.form.heads])
     # The reference does not rescale an input, and none of these asks for it.

@@ -23,7 +23,6 @@ import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,6 +97,33 @@ class Schedule(NamedTuple):
         return sorted({math.ceil(most / t) for t in TRIALS})
 
 
+class Job(NamedTuple):
+    """What the steps of a fit share.
+
+    `new_network` makes a learner with a network alone, and `new_mixture`, if there are other experts, one with the same
+    network and them; both have the options for learning after the fit. `compared` has the targets by which errors are
+    measured. The result does not depend on the number of `threads`.
+    """
+
+    new_network: NewLearner
+    new_mixture: NewLearner | None
+    table: Table
+    compared: Table
+    folds: list[Fold]
+    schedule: Schedule
+    threads: int
+    rng: np.random.RandomState
+
+    def of_passes(self, passes: int) -> Job:
+        """The same with this number of passes."""
+        return self._replace(schedule=self.schedule._replace(passes=passes))
+
+    def drawn(self, fold: Fold, passes: int) -> Draws:
+        """The random numbers of one training without a fold, drawn in advance: the order of threads does not matter."""
+        rows = len(self.table.Y) - len(fold)
+        return self.rng.randint(2**31 - 1), [self.rng.permutation(rows) for _ in range(passes)]
+
+
 class FitResult(NamedTuple):
     """The committee, the number of passes, and predictions of rows by a learner that was not trained on them."""
 
@@ -138,32 +164,30 @@ def fit(
 ) -> FitResult:
     """A committee trained on a table.
 
-    `new_network` makes a learner with a network alone, and `new_mixture`, if there are other experts, one with the same
-    network and them; both have the options for learning after the fit. `together` trains one learner on all rows once
-    the folds have decided passes and weights: for a body that does not learn, or a slow one. With `robust`, errors on
-    rows left out are those to bounded targets. The result does not depend on the number of `threads`.
+    `new_network` and `new_mixture` are those of a `Job`. `together` trains one learner on all rows once the folds have
+    decided passes and weights: for a body that does not learn, or a slow one. With `robust`, errors on rows left out
+    are those to bounded targets.
     """
     n = len(table.Y)
+    compared = table._replace(Y=bounded(table.Y)) if robust and n > 1 else table
+    job = Job(new_network, new_mixture, table, compared, [], schedule, threads, rng)
     if n == 1:
-        (learner,) = trained_on_all(new_network, new_mixture, table, schedule._replace(passes=1), rng)
+        (learner,) = trained_on_all(job.of_passes(1))
         learner.engine.set_effective_samples(float(table.weight.sum()), learner.noise_variance())
         return FitResult(Committee([learner]), 1, np.empty(0, np.intp), np.empty((0, table.Y.shape[1])))
     folds = np.array_split(rng.permutation(n), min(n, FOLDS))
     share = float(table.weight.sum()) * (1.0 if together else 1 - 1 / len(folds))
     few, many = MEMBERS
     folds = folds[: math.ceil(ENOUGH / len(folds[-1])) if together else max(few, min(many, ROWS_OF_MEMBERS // n))]
-    compared = table._replace(Y=bounded(table.Y)) if robust else table
     left_out = compared.rows(np.concatenate(folds))
     trials = schedule.trials(n, len(folds) + together) if early_stopping else [schedule.passes]
-    experts = None
-    if new_mixture is not None:
-        experts = teach_experts(new_mixture, table, folds, schedule, threads, rng)
+    experts = None if new_mixture is None else teach_experts(job, folds)
     progress = Progress("sepsa: fit:", n * len(folds) * sum(trials), after=LONG)
-    schedule = schedule._replace(progress=progress)
-    trial = best_trial(new_network, experts, table, compared, folds, schedule, trials, threads, rng)
+    job = job._replace(folds=folds, schedule=schedule._replace(progress=progress))
+    trial = best_trial(job, experts, trials)
     members = trial.networks if experts is None else with_networks(experts, trial.networks)
     if together:
-        members = trained_on_all(new_network, new_mixture, table, schedule._replace(passes=trial.passes), rng)
+        members = trained_on_all(job.of_passes(trial.passes))
     # `set_effective_samples` makes one pass of many, and B larger by as much.
     leverages = trial.leverages * max(1.0, members[0].engine.samples / share)
     if trial.mixture is not None:
@@ -178,41 +202,30 @@ def fit(
     return FitResult(Committee(members, inflation), trial.passes, np.concatenate(folds), trial.means)
 
 
-def best_trial(
-    new_network: NewLearner,
-    experts: list[StreamLearner] | None,
-    table: Table,
-    compared: Table,
-    folds: list[Fold],
-    schedule: Schedule,
-    trials: list[int],
-    threads: int,
-    rng: np.random.RandomState,
-) -> Trial:
+def best_trial(job: Job, experts: list[StreamLearner] | None, trials: list[int]) -> Trial:
     """Networks, trained without a fold each, of the last number of passes that did not raise the error there.
 
     With `experts`, it is the error of their mixture with the networks. More passes are tried while they lower it; where
-    there are many members, by a few of them first. `compared` has the targets by which errors are measured.
+    there are many members, by a few of them first.
     """
-    some = PROBES if len(folds) > MEMBERS[0] else 0
+    some = PROBES if len(job.folds) > MEMBERS[0] else 0
     best: Trial | None = None
-    judge = partial(judged, experts=experts, compared=compared, folds=folds)
     for passes in trials:
-        draws = [drawn(rng, len(table.Y) - len(fold), passes) for fold in folds]
-        train_some = partial(train_members, new_network, table, schedule._replace(passes=passes), threads)
+        mine = job.of_passes(passes)
+        draws = [job.drawn(fold, passes) for fold in job.folds]
         try:
-            networks = train_some(folds[:some], draws[:some])
+            networks = train_members(mine, 0, draws[:some])
             if best is not None and some:
-                before = judge(best.passes, best.networks[:some])
-                if not judge(passes, networks).falls(before):
+                before = judged(mine, experts, best.networks[:some])
+                if not judged(mine, experts, networks).falls(before):
                     break
-            networks += train_some(folds[some:], draws[some:])
+            networks += train_members(mine, some, draws[some:])
         except NotFinite:
             if best is None:
                 raise
             break  # the trial with fewer passes is kept
-        trial = judge(passes, networks)
-        if schedule.verbose:
+        trial = judged(mine, experts, networks)
+        if job.schedule.verbose:
             print(f"{passes} passes: squared error {trial.error:.4g} on rows left out")
         if not trial.error < TOLERANCE * (np.inf if best is None else best.error):
             break
@@ -226,16 +239,9 @@ def best_trial(
     return best
 
 
-def judged(
-    passes: int,
-    networks: list[StreamLearner],
-    *,
-    experts: list[StreamLearner] | None,
-    compared: Table,
-    folds: list[Fold],
-) -> Trial:
-    """What networks, with `experts` if given, predict of the rows that each left out, the first of these folds."""
-    folds = folds[: len(networks)]
+def judged(job: Job, experts: list[StreamLearner] | None, networks: list[StreamLearner]) -> Trial:
+    """What networks, with `experts` if given, predict of the rows that each left out, the first of the folds."""
+    compared, folds = job.compared, job.folds[: len(networks)]
     left_out = compared.rows(np.concatenate(folds))
     parts = [
         network.predict_with_leverage(part)
@@ -252,7 +258,7 @@ def judged(
     with np.errstate(all="ignore"):
         squares = [(left_out.Y - each) ** 2 @ gain for each in (means, alone)]
     errors = [float(np.average(each, weights=left_out.weight)) for each in squares]
-    return Trial(passes, networks, means, leverages, mixture, *errors)
+    return Trial(job.schedule.passes, networks, means, leverages, mixture, *errors)
 
 
 def with_networks(experts: list[StreamLearner], networks: list[StreamLearner]) -> list[StreamLearner]:
@@ -269,38 +275,24 @@ def batch_size(rows: int) -> int:
     return min(most, max(least, 1 << (rows // 32 + 1).bit_length() - 1))
 
 
-def train_members(
-    new_network: NewLearner,
-    table: Table,
-    schedule: Schedule,
-    threads: int,
-    folds: list[Fold],
-    draws: list[Draws],
-) -> list[StreamLearner]:
-    """A network for each fold, trained on all other rows."""
+def train_members(job: Job, first: int, draws: list[Draws]) -> list[StreamLearner]:
+    """Networks that leave out a fold each, from the `first` on, trained on all other rows."""
 
     def member(k: int, stop: threading.Event) -> StreamLearner:
-        mine = schedule._replace(verbose=schedule.verbose and k == 0)
-        return train(new_network, table.without(folds[k]), mine, draws[k], stop)
+        mine = job.schedule._replace(verbose=job.schedule.verbose and k == 0)
+        return train(job.new_network, job.table.without(job.folds[first + k]), mine, draws[k], stop)
 
-    return in_threads(member, len(folds), threads)
+    return in_threads(member, len(draws), job.threads)
 
 
-def teach_experts(
-    new_mixture: NewLearner,
-    table: Table,
-    folds: list[Fold],
-    schedule: Schedule,
-    threads: int,
-    rng: np.random.RandomState,
-) -> list[StreamLearner]:
+def teach_experts(job: Job, folds: list[Fold]) -> list[StreamLearner]:
     """Learners whose experts have learned all rows but a fold in passes of random order; they need a network."""
-    passes = schedule.expert_passes if len(table.Y) < MANY else 1
-    draws = [drawn(rng, len(table.Y) - len(fold), passes) for fold in folds]
+    draws = [job.drawn(fold, job.schedule.expert_passes if len(job.table.Y) < MANY else 1) for fold in folds]
 
     def member(k: int, stop: threading.Event) -> StreamLearner:
-        (seed, orders), rest = draws[k], table.without(folds[k])
-        learner = new_mixture(seed)
+        (seed, orders), rest = draws[k], job.table.without(folds[k])
+        assert job.new_mixture is not None
+        learner = job.new_mixture(seed)
         learner.fit_scales(*rest)
         X, Y, weight = rest.rows(np.concatenate(orders))
         for some, part in row_parts(X, learner.engine.batch_size):
@@ -309,12 +301,7 @@ def teach_experts(
         learner.engine.fit_experts()  # type: ignore[union-attr]
         return learner
 
-    return in_threads(member, len(folds), threads)
-
-
-def drawn(rng: np.random.RandomState, rows: int, passes: int) -> Draws:
-    """The random numbers of one learner's training, drawn in advance, so that the order of threads does not matter."""
-    return rng.randint(2**31 - 1), [rng.permutation(rows) for _ in range(passes)]
+    return in_threads(member, len(folds), job.threads)
 
 
 def in_threads(job: Callable[[int, threading.Event], StreamLearner], count: int, threads: int) -> list[StreamLearner]:
@@ -332,21 +319,11 @@ def in_threads(job: Callable[[int, threading.Event], StreamLearner], count: int,
         return [future.result() for future in futures]
 
 
-def trained_on_all(
-    new_network: NewLearner,
-    new_mixture: NewLearner | None,
-    table: Table,
-    schedule: Schedule,
-    rng: np.random.RandomState,
-) -> list[StreamLearner]:
+def trained_on_all(job: Job) -> list[StreamLearner]:
     """One learner trained on all rows, in a list."""
-    network = train(new_network, table, schedule, drawn(rng, len(table.Y), schedule.passes))
-    if new_mixture is None:
-        return [network]
-    none: list[Fold] = [np.empty(0, np.intp)]
-    (learner,) = teach_experts(new_mixture, table, none, schedule, 1, rng)
-    learner.take_network(network)
-    return [learner]
+    none: Fold = np.empty(0, np.intp)
+    network = train(job.new_network, job.table, job.schedule, job.drawn(none, job.schedule.passes))
+    return [network] if job.new_mixture is None else with_networks(teach_experts(job, [none]), [network])
 
 
 def train(

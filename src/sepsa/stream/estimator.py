@@ -107,10 +107,10 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
         X = X[there] if order is None else X[there][:, order]
         table = batch_fit.Table(X, Y[there], weight[there])
         plan = engine_type(self.module).fit_plan(self.get_params(deep=False), X.shape[1])
-        rate, forgetting = self.learning_rate, self.forgetting
+        rate, forgetting, compiled = self.learning_rate, self.forgetting, self.module is None
         if forgetting == "auto":
             forgetting = 1.0 if plan.fixed_features else batch_fit.FORGETTING
-        mixed = self.module is None and body_of(self.body, self.hidden_layer_sizes, self.experts) == "experts"
+        mixed = compiled and body_of(self.body, self.hidden_layer_sizes, self.experts) == "experts"
         if table.weight.max() > HEAVIEST:
             raise ValueError(
                 f"sample_weight must be at most {HEAVIEST:g} for fit, got {table.weight.max():g}: divide all "
@@ -119,8 +119,8 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
         # Weights that differ much are no outliers in a table: they say themselves how much each row counts.
         usual = float(np.median(table.weight))
         even = 0.1 * usual <= table.weight.min() and table.weight.max() <= 10 * usual
-        options: dict[str, Any] = {} if even or self.module is not None else {"loss": "squared"}
-        robust = even and self.module is None and self.loss == "huber" and isinstance(self, RegressorMixin)
+        options: dict[str, Any] = {} if even or not compiled else {"loss": "squared"}
+        robust = even and compiled and self.loss == "huber" and isinstance(self, RegressorMixin)
         if isinstance(self, RegressorMixin):
             sizes = np.abs(table.Y)
             check_sizes(float(np.median(sizes) if robust else sizes.max()))
@@ -139,8 +139,8 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
                 verbose=bool(self.verbose),
             ),
             early_stopping=self.early_stopping,
-            together=plan.one_member,
-            threads=get_num_threads() if plan.parallel else 1,
+            together=plan.fixed_features or not compiled,
+            threads=get_num_threads() if compiled else 1,
             rng=check_random_state(self.random_state),
             new_mixture=new_learner if mixed else None,
             robust=robust,

@@ -200,13 +200,13 @@ class StreamLearner:
 
     def _relearn(self) -> None:
         """Learn all first rows from the start, at their common scales."""
-        losses = self.engine.calibration_losses()
+        losses = self.engine.calibration_losses
         self.engine = self._new_engine(self.engine.inputs, self.engine.outputs)
         if self._names is not None:
             self.order = order_of_columns(self._X, self._names)
         self._fit_scales(self._in_order(self._X), self._Y, self._weight)
         self._engine_learn(self._X, self._Y, self._weight)
-        self.engine.set_calibration_losses(losses)  # of predictions made before the rows were learned at all
+        self.engine.calibration_losses[:] = losses  # of predictions made before the rows were learned at all
 
     def _fit_scales(self, X: Any, Y: Floats, weight: Floats) -> None:
         """Set the mean and deviation of each input and the variance of each target over these rows.
@@ -220,12 +220,11 @@ class StreamLearner:
             weight = np.where(weight > 10 * usual, usual, np.maximum(weight, 0.1 * usual))
         parts = [self._input_scales(trimmed(part) if robust else part, weight) for part in column_parts(X)]
         mean, scale, typical = (np.concatenate(part) for part in zip(*parts, strict=True))
-        self.engine.set_scaling(mean, scale)
+        self.engine.set_scaling(mean, scale, typical)
         if self.regression:
             self.engine.set_output_weights(reciprocal(moments(Y, weight)[1]))
         if robust:
             self.offset = moments(Y, weight)[0] if self.regression else self.offset
-            self.engine.set_typical_inputs(typical)
             self.engine.set_typical_weight(float(weight.mean()))
             if self.regression:
                 off = Y - self.offset
@@ -240,7 +239,7 @@ class StreamLearner:
         mean, variance = np.where(sparse, 0.0, mean), np.where(sparse, mean**2 + variance, variance)
         scale = reciprocal(np.sqrt(variance))
         if not self.engine.robust:
-            return mean, scale, mean
+            return mean, scale, np.zeros_like(mean)
         return mean, scale, np.minimum(quantiles_of_sizes((X - mean) * scale, [0.5])[:, 0], 4.0)
 
     def fit_scales(self, X: Any, Y: Floats, weight: Floats) -> None:
@@ -348,8 +347,7 @@ class StreamLearner:
             if added:
                 mean, scale, typical = np.array(new_inputs, np.float64).T
                 other.engine.resize(old + added, self.engine.outputs)
-                other.engine.set_scaling(mean, scale, first=old)
-                other.engine.set_typical_inputs(typical, first=old)
+                other.engine.set_scaling(mean, scale, typical, first=old)
                 other._X = np.pad(X, [(0, 0), (0, added)], constant_values=np.nan)
                 other.order = None if self.order is None else np.append(self.order, np.arange(old, old + added))
             if more > 0:

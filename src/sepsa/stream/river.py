@@ -618,7 +618,7 @@ class SepSAClassifier(StreamModel, base.MiniBatchClassifier):
 
     def _probabilities(self, scores: Floats) -> Floats:
         assert self._learner is not None
-        return probabilities(scores, self._learner.engine.calibration_losses())
+        return probabilities(scores, self._learner.engine.calibration_losses)
 
     def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
         for y in targets:

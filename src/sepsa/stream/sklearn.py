@@ -275,14 +275,12 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
                 out, scores = self._fit(rows.X, labels, weight)
                 self._loss = accumulate_labels(self._loss, scores, labels[out], weight[out], forgetting=1.0)[-1]
                 return self
-            self.classes_, codes = np.unique(labels[weight > 0], return_inverse=True)
+            self.classes_ = np.unique(labels[weight > 0])
             self._columns = np.arange(len(self.classes_))
-            codes_of_rows = np.zeros(len(labels), np.intp)
-            codes_of_rows[weight > 0] = codes
-            targets = (codes_of_rows[:, None] == self._columns).astype(np.float64)  # of no class: (n, 0)
+            targets = (labels[:, None] == self.classes_).astype(np.float64)  # of no class: (n, 0)
             out, scores = self._fit(rows.X, targets, weight)
             none = np.zeros(INVERSE_TEMPERATURES.size)
-            self._loss = accumulate(none, scores, codes_of_rows[out], weight[out], forgetting=1.0)[-1]
+            self._loss = accumulate(none, scores, targets[out].argmax(1), weight[out], forgetting=1.0)[-1]
         return self
 
     def partial_fit(

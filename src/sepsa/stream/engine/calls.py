@@ -107,6 +107,7 @@ def boost_trees(core: Core) -> None:
     memory, workspace, form = core.memory, np.zeros(core.memory.layout.workspace), core.form
     if form.outputs == 1 and not form.settings["classes"]:
         view(workspace, memory.layout.work["row", "FACTS"])["origin"] = memory("ORIGIN", "log products")["value"]
-    tree_parts.clear_trees(memory.of("trees"))
+    memory.restart("trees", *tree_parts.GROWN, *tree_parts.GROWING)
+    memory("GROWTH", "trees")["tree"] = 0
     Kernels(core).run("boost", workspace, np.zeros((1, form.inputs)), None, None, None, np.empty(1))
-    tree_parts.clear_growth(memory.of("trees"))
+    memory.restart("trees", *tree_parts.GROWING)  # whose parts at their start take no place in a file

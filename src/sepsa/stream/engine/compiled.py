@@ -112,10 +112,7 @@ class Engine(StreamEngine):
         self._core = started(form, options, models, np.random.default_rng(seed))
         draw(self._core)
 
-    @classmethod
-    def options(cls, parameters: Mapping[str, Any], for_fit: bool) -> dict[str, Any]:
-        """The options of a new engine from the parameters of a scikit-learn estimator, which are checked."""
-        return of_estimator(parameters, for_fit)
+    options = staticmethod(of_estimator)  # of a new engine, from the parameters of a scikit-learn estimator
 
     @classmethod
     def fit_plan(cls, parameters: Mapping[str, Any], inputs: int) -> FitPlan:
@@ -123,7 +120,7 @@ class Engine(StreamEngine):
         sizes = parameters["hidden_layer_sizes"]
         layers = (50,) if isinstance(sizes, str) else widths(sizes)
         features = inputs + sum(layers[-1:]) + 1  # the curvature costs p², and the rest is little beside it
-        return FitPlan(not len(layers), not len(layers), min(1.0, (64 / features) ** 2), parallel=True)
+        return FitPlan(not len(layers), min(1.0, (64 / features) ** 2))
 
     @classmethod
     def for_raw_rows(cls, inputs: int, outputs: int, *, classes: bool, seed: int, **options: Any) -> Engine:
@@ -207,9 +204,13 @@ class Engine(StreamEngine):
         """W (outputs, features) of the first head, the bias its last column, as a view."""
         return self._of_head("W")
 
-    def set_scaling(self, mean: Floats, scale: Floats, first: int = 0) -> None:
-        """Standardize inputs as (x - mean) · scale, from input `first` on; the first value sets a scale of zero."""
-        self.memory("MEAN", "network")[first:], self.memory("SCALE", "network")[first:] = mean, scale
+    def set_scaling(self, mean: Floats, scale: Floats, typical: Floats | float = 0.0, first: int = 0) -> None:
+        """Standardize inputs as (x - mean) · scale, from input `first` on; the first value sets a scale of zero.
+
+        `typical` is the typical distance of a standardized input from zero, 0 where no value has shown it.
+        """
+        for name, values in {"MEAN": mean, "SCALE": scale, "TYPICAL": typical, "USUAL": typical}.items():
+            self.memory(name, "network")[first:] = values
         if self._core.models is not None:
             self.memory("SCALE", "mixture")[first:] = scale
 
@@ -218,9 +219,6 @@ class Engine(StreamEngine):
         if core.models is not None and self.outputs == 1 and not core.form.settings["classes"]:
             origin = (1 + logarithm.SHIFT) * float(offset[0])
             core.memory("ORIGIN", "log products")["value"] = origin if 0 < origin < math.inf else 0.0
-
-    def set_typical_inputs(self, distances: Floats | float, first: int = 0) -> None:
-        self.memory("TYPICAL", "network")[first:] = self.memory("USUAL", "network")[first:] = distances
 
     def set_output_weights(self, weights: Floats | float) -> None:
         """Weight each output's squared error in the body's loss; the first value sets a weight of zero."""
@@ -261,11 +259,9 @@ class Engine(StreamEngine):
     def set_typical_weight(self, weight: float) -> None:
         self.memory("COUNTS", "network")["weight"] = weight
 
-    def calibration_losses(self) -> Floats:
-        return self.memory("CALIBRATION", "network").copy()
-
-    def set_calibration_losses(self, losses: Floats) -> None:
-        self.memory("CALIBRATION", "network")[:] = losses
+    @property
+    def calibration_losses(self) -> Floats:  # type: ignore[override]
+        return self.memory("CALIBRATION", "network")
 
     def copy(self) -> Engine:
         """Another engine in the same state."""

@@ -14,9 +14,7 @@ class FitPlan(NamedTuple):
     """How `fit` trains learners with a body."""
 
     fixed_features: bool  # whether the body does not learn, so that the head needs no forgetting
-    one_member: bool  # whether one learner is trained on all rows at the end, instead of a committee
     speed: float  # rows learned in the time that a small compiled network takes for one
-    parallel: bool  # whether learners can be trained in several threads
 
 
 class StreamEngine:
@@ -32,6 +30,8 @@ class StreamEngine:
     robust: bool = False  # whether the influence of implausible rows is bounded
     steps: int = 0  # batches learned; 0 where the engine does not count them in one with the update
     outliers: int = 0  # rows with an implausible target, input or weight
+    # The log-loss of each inverse temperature on rows not yet learned; empty where the engine keeps none.
+    calibration_losses: Floats = np.empty(0)
 
     def learn_pass(self: Any, X: Floats, Y: Floats, sample_weight: Floats, forgetting: float, every: int) -> Floats:
         """Learn rows in batches as `learn` does, where the head forgets by `forgetting` per batch.
@@ -56,9 +56,6 @@ class StreamEngine:
     def set_target_offset(self, offset: Floats) -> None:
         """Say what was subtracted from the targets (outputs,), by which an engine can see their signs."""
 
-    def set_typical_inputs(self, distances: Floats | float, first: int = 0) -> None:
-        """Set the typical distance of each standardized input from zero, from input `first` on."""
-
     def set_plausible_targets(self, errors: Floats, low: Floats, high: Floats) -> None:
         """Set the quantiles (outputs, 3) of |error|, at 0.5, 0.8 and 0.9, and the range (outputs,) of targets."""
 
@@ -67,13 +64,6 @@ class StreamEngine:
 
     def set_inflation(self, inflation: int) -> None:
         """Follow the errors e/√(1 + c φᵀBφ) with this c from now on, where the noise is that of recent errors."""
-
-    def calibration_losses(self) -> Floats:
-        """The log-loss of each inverse temperature on rows not yet learned; empty where the engine keeps none."""
-        return np.empty(0)
-
-    def set_calibration_losses(self, losses: Floats) -> None:
-        """Continue from these losses."""
 
 
 def forgetting_steps(rows: int, batch: int, forgetting: float, every: int) -> Iterator[tuple[slice, float]]:

@@ -85,7 +85,7 @@ class TorchEngine(StreamEngine):
 
     @classmethod
     def fit_plan(cls, parameters: Mapping[str, Any], inputs: int) -> FitPlan:
-        return FitPlan(fixed_features=False, one_member=True, speed=0.01, parallel=False)
+        return FitPlan(fixed_features=False, speed=0.01)
 
     @classmethod
     def for_raw_rows(cls, inputs: int, outputs: int, *, classes: bool, seed: int, **options: Any) -> TorchEngine:
@@ -103,7 +103,7 @@ class TorchEngine(StreamEngine):
         head = {"features": "hidden", "ridge": self.solver.ridge, "forgetting": self.solver.forgetting}
         return head | {"since": 0, "weights": [1.0]}
 
-    def set_scaling(self, mean: Floats, scale: Floats, first: int = 0) -> None:
+    def set_scaling(self, mean: Floats, scale: Floats, typical: Floats | float = 0.0, first: int = 0) -> None:
         self._mean[first:], self._scale[first:] = mean, scale
 
     def set_output_weights(self, weights: Floats | float) -> None:

@@ -46,31 +46,33 @@ def take_logarithm(model, target, y, unit):
 
 
 @called
-def tell(model, e, t, factor, unit):
-    """Answer by a prediction of t."""
+def level(model, t):
+    """eᵗ, within what the rows so far let expect."""
+    return math.exp(min(t, parts.HIGHEST(model).value + BEYOND))
+
+
+@called
+def tell(model, e, t, factor):
+    """Answer by a prediction of t, or as the network does where there is no logarithm."""
     origin, answers = parts.ORIGIN(model).value, row.ANSWERS(model)
-    answers[e, 0] = answers[0, 0]
+    for k in range(answers.shape[1]):
+        answers[e, k] = answers[0, k]
     if origin > 0.0:
-        level = math.exp(min(t, parts.HIGHEST(model).value + BEYOND))
-        answers[e, 0] = origin * (level * factor.products / factor.squares - 1.0) * unit
+        answers[e, 0] = origin * (level(model, t) * factor.products / factor.squares - 1.0) * row.UNIT(model)[0]
 
 
 @called
 def follow(model, t, factor):
     """Add the row to the sums of which the factor is the ratio."""
-    facts, share = row.FACTS(model), row.FACTS(model).share
-    level, forgetting = math.exp(min(t, parts.HIGHEST(model).value + BEYOND)), 0.998
-    factor.products = forgetting * factor.products + share * level * math.exp(facts.log)
-    factor.squares = forgetting * factor.squares + share * level * level
+    facts, told, forgetting = row.FACTS(model), level(model, t), 0.998
+    factor.products = forgetting * factor.products + facts.share * told * math.exp(facts.log)
+    factor.squares = forgetting * factor.squares + facts.share * told * told
 
 
 @kernel(cost=0.4)
 def answer_products(model, e):
-    if row.ANSWERS(model).shape[1] == 1:
-        t = products.tell(products.parts.LOG_W(model), products.parts.PHI(model))
-        tell(model, e, t, parts.FACTOR(model), row.UNIT(model)[0])
-    else:
-        copy_network(model, e)
+    weights, phi = products.parts.views("LOG_W PHI", model)
+    tell(model, e, products.tell(weights, phi), parts.FACTOR(model))
     return 0
 
 
@@ -78,9 +80,9 @@ def answer_products(model, e):
 def learn_products(model, e):
     facts = row.FACTS(model)
     if facts.origin > 0.0:
-        weights, b = products.parts.LOG_W(model), products.parts.B(model)
-        told = products.tell(weights, products.parts.PHI(model))
-        step = facts.trust * (facts.log - told) / products.parts.GAIN(model).value
+        weights, phi, b, gain = products.parts.views("LOG_W PHI B GAIN", model)
+        told = products.tell(weights, phi)
+        step = facts.trust * (facts.log - told) / gain.value
         for j in range(b.size):
             weights[j] += step * b[j]
         follow(model, told, parts.FACTOR(model))
@@ -89,10 +91,7 @@ def learn_products(model, e):
 
 @kernel(cost=0.4)
 def answer_trees(model, e):
-    if row.ANSWERS(model).shape[1] == 1:
-        tell(model, e, trees.parts.TOLD(model)[1], of_trees.FACTOR(model), row.UNIT(model)[0])
-    else:
-        copy_network(model, e)
+    tell(model, e, trees.parts.TOLD(model)[1], of_trees.FACTOR(model))
     return 0
 
 
@@ -101,13 +100,6 @@ def learn_trees(model, e):
     if row.FACTS(model).origin > 0.0:
         follow(model, trees.parts.TOLD(model)[1], of_trees.FACTOR(model))
     return 0
-
-
-@called
-def copy_network(model, e):
-    answers = row.ANSWERS(model)
-    for k in range(answers.shape[1]):
-        answers[e, k] = answers[0, k]
 
 
 LOG_PRODUCTS = Expert(parts, answer_products, learn_products, for_numbers=True)

@@ -50,7 +50,7 @@ def seen_by(model, phi, h):
 def pass_forward(model, i, real):
     """Compute the units, slopes and φ of row i of the batch."""
     theta, widths, code = parts.THETA(model, real), given.WIDTHS(model), size.activation(model)
-    mean, scale, typical, robust = parts.MEAN(model), parts.SCALE(model), parts.TYPICAL(model), size.robust(model)
+    (mean, scale, typical), robust = parts.views("MEAN SCALE TYPICAL", model), size.robust(model)
     units, slopes, phi = parts.UNITS(model, real)[i], parts.SLOPES(model, real)[i], parts.PHI(model)[i]
     forward(theta, widths, code, mean, scale, typical, robust, given.X(model)[i], units, slopes, phi)
     return 0

@@ -20,15 +20,19 @@ def grow_first_layer(old, new, before, after):
     new[:cut], new[end:] = old[:cut], old[cut:]
 
 
+def before_bias(before, after):
+    """The places of a head's features after new inputs, which come before the bias, the last."""
+    return np.r_[0 : before["p"] - 1, after["p"] - 1]
+
+
 def grow_before_bias(old, new, before, after):
-    """Growth of a part whose last axis are a head's features: new inputs come before the bias, which is the last."""
-    keep = np.r_[0 : before["p"] - 1, after["p"] - 1]
-    new[tuple(slice(0, length) for length in old.shape[:-1])][..., keep] = old
+    """Growth of a part whose last axis are a head's features."""
+    new[tuple(slice(0, length) for length in old.shape[:-1])][..., before_bias(before, after)] = old
 
 
 def grow_triangle(old, new, before, after):
-    """Growth of U, whose columns lie one after the other, in the same way."""
-    keep = np.r_[0 : before["p"] - 1, after["p"] - 1]
+    """Growth of U, whose columns lie one after the other."""
+    keep = before_bias(before, after)
     for j, column in enumerate(keep):
         new[column * (column - 1) // 2 + keep[:j]] = old[j * (j - 1) // 2 : j * (j - 1) // 2 + j]
 

@@ -41,7 +41,7 @@ def answer_mean(model, e):
 
 @kernel(cost=0.3)
 def learn_mean(model, e):
-    value, rows, y = mean.VALUE(model), mean.ROWS(model), row.Y(model)
+    (value, rows), y = mean.views("VALUE ROWS", model), row.Y(model)
     rows.count += 1.0
     for k in range(y.size):
         value[k] += (y[k] - value[k]) / rows.count
@@ -54,7 +54,7 @@ def answer_errors(model, e):
 
     A key is given by inputs of two values, such as indicators; without any, all rows have the same key.
     """
-    z, low, high, binary = row.Z(model), window.LOW(model), window.HIGH(model), window.BINARY(model)
+    z, (low, high, binary) = row.Z(model), window.views("LOW HIGH BINARY", model)
     key = 0
     for j in range(z.size):
         if binary[j] == 1.0 and low[j] < high[j] and z[j] == high[j]:

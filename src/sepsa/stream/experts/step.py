@@ -79,7 +79,7 @@ def standardize(model, i):
 def ask_all(model, i):
     """Fill the answers (experts, m) to row i in units of the outputs; the network's prediction is in out."""
     same = standardize(model, i)
-    answers, out, unit = row.ANSWERS(model), given.OUT(model)[i], row.UNIT(model)
+    (answers, unit), out = row.views("ANSWERS UNIT", model), given.OUT(model)[i]
     for k in range(out.size):
         answers[0, k] = min(max(out[k] * unit[k], -FARTHEST), FARTHEST)
     calls, built_in = given.CALLS(model), size.built_in(model)

@@ -48,12 +48,7 @@ def random(growth):
 @called
 def choose(model):
     """Choose the inputs of the next tree, half of them by their recent gains, and the direction of its residuals."""
-    growth, gains, chosen, direction = (
-        parts.GROWTH(model),
-        parts.GAINS(model),
-        parts.CHOSEN(model),
-        parts.DIRECTION(model),
-    )
+    growth, gains, chosen, direction = parts.views("GROWTH GAINS CHOSEN DIRECTION", model)
     d, wanted, outputs = gains.size, chosen.size, size.outputs(model)
     for f in range(wanted if wanted == d else 0):
         chosen[f] = f
@@ -92,8 +87,8 @@ def residual(Y, F, values, leaves, i, k):
 @called
 def take_residuals(model, first, stop):
     """Weighted residuals along the direction, as numbers; the largest and the largest weight go to the units."""
-    Y, F, weights, order = parts.TARGETS(model), parts.SUMS(model), parts.WEIGHTS(model), parts.ORDER(model)
-    growth, direction, packed = parts.GROWTH(model), parts.DIRECTION(model), parts.PACKED(model)
+    Y, F, weights, order, packed = parts.views("TARGETS SUMS WEIGHTS ORDER PACKED", model)
+    growth, direction = parts.views("GROWTH DIRECTION", model)
     values, leaves = parts.VALUES(model)[growth.tree], parts.LEAF_OF_ROW(model)[growth.tree]
     residuals, largest, heaviest = packed.view(np.float64), growth.residual, growth.weight
     i = (growth.first + first) % packed.size
@@ -116,7 +111,7 @@ def take_residuals(model, first, stop):
 @called
 def pack(model, first, stop):
     """The weight of each row and its weighted residual as one integer."""
-    weights, order, packed, growth = parts.WEIGHTS(model), parts.ORDER(model), parts.PACKED(model), parts.GROWTH(model)
+    weights, order, packed, growth = parts.views("WEIGHTS ORDER PACKED GROWTH", model)
     residuals, per_weight, per_residual = packed.view(np.float64), 1.0 / growth.weight, 1.0 / growth.residual
     for p in range(first, stop):
         i = order[p]
@@ -129,8 +124,10 @@ def count(model, leaf, first, stop):
 
     Loops over rows count by unsigned integers: numba looks whether a signed index is negative.
     """
-    order, codes, chosen, packed = parts.ORDER(model), parts.CODES(model), parts.CHOSEN(model), parts.PACKED(model)
-    cells, start = parts.HISTOGRAMS(model)[leaf], parts.LEAF_STARTS(model)[leaf]
+    order, codes, chosen, packed, histograms, starts = parts.views(
+        "ORDER CODES CHOSEN PACKED HISTOGRAMS LEAF_STARTS", model
+    )
+    cells, start = histograms[leaf], starts[leaf]
     first, stop = np.uint64(start + first), np.uint64(start + stop)
     for f in range(0, chosen.size, 2):
         one, other = codes[chosen[f]], codes[chosen[min(f + 1, chosen.size - 1)]]
@@ -197,7 +194,7 @@ def best_split(cells, growth, least):
 @called
 def begin(model):
     """Begin a tree on the last rows."""
-    growth, stored, room, trees = parts.GROWTH(model), parts.STORED(model), size.room(model), size.trees(model)
+    (growth, stored), room, trees = parts.views("GROWTH STORED", model), size.room(model), size.trees(model)
     rows = min(stored.rows, room * 8 // 9)
     if growth.tree == 0:
         fewest = FEWEST_TREES if trees == TREES else trees
@@ -206,12 +203,13 @@ def begin(model):
     choose(model)
     growth.weight = growth.residual = 1e-300
     growth.leaves, growth.phase, growth.cursor = 1, DRAW, 0
-    parts.LEAF_STARTS(model)[0], parts.LEAF_ROWS(model)[0], parts.LEAF_ABOVE(model)[0] = 0, rows, -1
-    thresholds, children = parts.SPLIT_THRESHOLDS(model)[trees], parts.CHILDREN(model)[trees]
+    starts, sizes, above, histograms = parts.views("LEAF_STARTS LEAF_ROWS LEAF_ABOVE HISTOGRAMS", model)
+    starts[0], sizes[0], above[0] = 0, rows, -1
+    thresholds, children = parts.views("SPLIT_THRESHOLDS CHILDREN", model)
     for node in range(LEAVES - 1):
-        thresholds[node], children[node, 0], children[node, 1] = NOWHERE, -1, -1
+        thresholds[trees, node], children[trees, node, 0], children[trees, node, 1] = NOWHERE, -1, -1
     d, width = size.inputs(model), size.tree_inputs(model)
-    return 500 + (d * width * width // 2 if width < d else 0) + clear(parts.HISTOGRAMS(model)[0])
+    return 500 + (d * width * width // 2 if width < d else 0) + clear(histograms[0])
 
 
 @called
@@ -225,18 +223,18 @@ def clear(cells):
 @called
 def draw(model):
     """Draw the edges of the next input again, where many rows came since the last time."""
-    growth, stored, chosen = parts.GROWTH(model), parts.STORED(model), parts.CHOSEN(model)
+    growth, stored, chosen, drawn = parts.views("GROWTH STORED CHOSEN DRAWN", model)
     f = growth.cursor
     if f >= chosen.size:
         growth.phase, growth.cursor = RESIDUALS, 0
         return 1
     growth.cursor += 1
-    j, drawn = chosen[f], parts.DRAWN(model)
+    j = chosen[f]
     if drawn[j] > 0.0 and stored.ever - drawn[j] < STALE * growth.rows:
         return 1
     drawn[j] = stored.ever
-    edges, codes, latest = parts.EDGES(model)[j], parts.CODES(model)[j], parts.LATEST(model)[j]
-    draw_edges(edges, codes, stored.rows, latest, stored.ever, stored.next, parts.MERGED(model))
+    edges, codes, latest, merged = parts.views("EDGES CODES LATEST MERGED", model)
+    draw_edges(edges[j], codes[j], stored.rows, latest[j], stored.ever, stored.next, merged)
     return 60 * min(stored.ever, SAMPLE)
 
 
@@ -276,7 +274,7 @@ def judge(model, leaf):
 @called
 def find_next(model):
     """Go on with the leaf of the largest gain, or with the values of the leaves where the tree is complete."""
-    growth, gains = parts.GROWTH(model), parts.LEAF_GAINS(model)
+    growth, gains = parts.views("GROWTH LEAF_GAINS", model)
     leaves, best = growth.leaves, 0
     for v in range(leaves):
         if gains[v] > gains[best]:
@@ -290,30 +288,29 @@ def find_next(model):
 @called
 def divide_leaf(model, left):
     """Divide rows of the leaf that is split, and make the split once all are."""
-    growth, chosen, order, others = parts.GROWTH(model), parts.CHOSEN(model), parts.ORDER(model), parts.OTHERS(model)
-    trees = size.trees(model)
-    leaf, first, new = growth.leaf, growth.cursor, growth.leaves
-    starts, sizes, cut = parts.LEAF_STARTS(model), parts.LEAF_ROWS(model), parts.LEAF_CUTS(model)[leaf]
-    start, rows, j, code = starts[leaf], sizes[leaf], chosen[cut // BINS], cut % BINS
+    growth, chosen, order, others, codes = parts.views("GROWTH CHOSEN ORDER OTHERS CODES", model)
+    leaf, first, new, trees = growth.leaf, growth.cursor, growth.leaves, size.trees(model)
+    starts, sizes, above, cuts, gains = parts.views("LEAF_STARTS LEAF_ROWS LEAF_ABOVE LEAF_CUTS LEAF_GAINS", model)
+    start, rows, j, code = starts[leaf], sizes[leaf], chosen[cuts[leaf] // BINS], cuts[leaf] % BINS
     stop = min(rows, first + 1 + left // MOVE)
-    lower = divide(order, others, parts.CODES(model)[j], code, start, growth.left, start + first, start + stop)
+    lower = divide(order, others, codes[j], code, start, growth.left, start + first, start + stop)
     growth.cursor, growth.left = stop, lower
     if stop == rows:
         for p in range(rows - lower):
             order[start + lower + p] = others[p]
-        node, above = new - 1, parts.LEAF_ABOVE(model)
-        children = parts.CHILDREN(model)[trees]
-        parts.SPLIT_INPUTS(model)[trees, node], parts.CUTS(model)[node] = j, code
-        parts.SPLIT_THRESHOLDS(model)[trees, node] = parts.EDGES(model)[j, code - 1] if code > 0 else -NOWHERE
+        node = new - 1
+        inputs, thresholds, children = parts.views("SPLIT_INPUTS SPLIT_THRESHOLDS CHILDREN", model)
+        inputs[trees, node], parts.CUTS(model)[node] = j, code
+        thresholds[trees, node] = parts.EDGES(model)[j, code - 1] if code > 0 else -NOWHERE
         if above[leaf] >= 0:
-            children[above[leaf] // 2, above[leaf] % 2] = node
+            children[trees, above[leaf] // 2, above[leaf] % 2] = node
         # The smaller side becomes the new leaf; the left one holds the first rows.
         left_leaf, right_leaf = (new, leaf) if 2 * lower < rows else (leaf, new)
-        children[node, 0], children[node, 1] = -1 - left_leaf, -1 - right_leaf
+        children[trees, node, 0], children[trees, node, 1] = -1 - left_leaf, -1 - right_leaf
         above[left_leaf], above[right_leaf] = 2 * node, 2 * node + 1
         starts[left_leaf], sizes[left_leaf] = start, lower
         starts[right_leaf], sizes[right_leaf] = start + lower, rows - lower
-        parts.GAINS(model)[j] += parts.LEAF_GAINS(model)[leaf] / growth.top
+        parts.GAINS(model)[j] += gains[leaf] / growth.top
         clear(parts.HISTOGRAMS(model)[new])
         growth.phase, growth.cursor = COUNT, 0
     return (stop - first) * MOVE
@@ -322,7 +319,7 @@ def divide_leaf(model, left):
 @called
 def count_smaller(model, left):
     """Count rows of the new leaf, and once all are, subtract them from the other one."""
-    growth, histograms = parts.GROWTH(model), parts.HISTOGRAMS(model)
+    growth, histograms = parts.views("GROWTH HISTOGRAMS", model)
     leaf, new, first = growth.leaf, growth.leaves, growth.cursor
     rows, cost = parts.LEAF_ROWS(model)[new], MOVE + histograms.shape[1]
     stop = min(rows, first + 1 + left // cost)
@@ -343,12 +340,12 @@ def count_smaller(model, left):
 @called
 def fill_leaf(model, left):
     """Collect the value of a leaf from its rows, then add it to their sums; after the last leaf, finish the tree."""
-    growth, leaf, first = parts.GROWTH(model), parts.GROWTH(model).leaf, parts.GROWTH(model).cursor
+    growth, starts, sizes, counts = parts.views("GROWTH LEAF_STARTS LEAF_ROWS LEAF_COUNTS", model)
+    leaf, first = growth.leaf, growth.cursor
     if leaf == growth.leaves:
         return finish(model)
-    Y, F, weights, order = parts.TARGETS(model), parts.SUMS(model), parts.WEIGHTS(model), parts.ORDER(model)
-    values, leaves, counts = parts.VALUES(model), parts.LEAF_OF_ROW(model)[growth.tree], parts.LEAF_COUNTS(model)
-    start, rows, old = parts.LEAF_STARTS(model)[leaf], parts.LEAF_ROWS(model)[leaf], values[growth.tree]
+    Y, F, weights, order, values = parts.views("TARGETS SUMS WEIGHTS ORDER VALUES", model)
+    start, rows, old, leaves = starts[leaf], sizes[leaf], values[growth.tree], parts.LEAF_OF_ROW(model)[growth.tree]
     new, rate = values[size.trees(model), leaf], size.rate(model) / 1000.0
     stop = min(rows, first + 1 + left // (2 * MOVE))
     growth.cursor = stop
@@ -385,9 +382,11 @@ def fill_leaf(model, left):
 @called
 def finish(model):
     """Find the leaves of rows that came since the tree was begun, and put it into its place."""
-    growth, stored, room, codes = parts.GROWTH(model), parts.STORED(model), size.room(model), parts.CODES(model)
-    inputs, thresholds, children = parts.SPLIT_INPUTS(model), parts.SPLIT_THRESHOLDS(model), parts.CHILDREN(model)
-    values, cuts, F = parts.VALUES(model), parts.CUTS(model), parts.SUMS(model)
+    growth, stored, codes, values, cuts, F = parts.views("GROWTH STORED CODES VALUES CUTS SUMS", model)
+    (inputs, thresholds, children), room = (
+        parts.views("SPLIT_INPUTS SPLIT_THRESHOLDS CHILDREN", model),
+        size.room(model),
+    )
     t, m, trees = growth.tree, values.shape[2], size.trees(model)
     leaves = parts.LEAF_OF_ROW(model)[t]
     for late in range(stored.late):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
 from sepsa.stream.experts.frame import given
@@ -154,19 +151,6 @@ parts = Group(
     ),
 )
 
-
-def clear_trees(part: Callable[[str], Any]) -> None:
-    """Remove all trees; the rows stay."""
-    for name in ("VALUES", "SUMS", "LEAF_OF_ROW", "SPLIT_INPUTS"):
-        part(name)[:] = 0
-    part("SPLIT_THRESHOLDS")[:], part("CHILDREN")[:] = NOWHERE, -1
-    part("GROWTH")["tree"] = 0
-    clear_growth(part)
-
-
-def clear_growth(part: Callable[[str], Any]) -> None:
-    """Begin the tree in growth anew: what only it needs is at its start, and takes no place in a file."""
-    for name in ("HISTOGRAMS", "PACKED", "ORDER", "OTHERS"):
-        part(name)[:] = 0
-    growth = part("GROWTH")
-    growth["phase"], growth["cursor"], growth["rows"] = BEGIN, 0, 0
+# What the trees are, whose rows stay when they are removed, and what only the tree in growth needs.
+GROWN = ("VALUES", "SUMS", "LEAF_OF_ROW", "SPLIT_INPUTS", "SPLIT_THRESHOLDS", "CHILDREN")
+GROWING = ("HISTOGRAMS", "PACKED", "ORDER", "OTHERS", "GROWTH")

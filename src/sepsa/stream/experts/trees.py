@@ -36,9 +36,9 @@ def leaf(inputs, thresholds, children, x):
 @kernel(cost=0.6)
 def answer(model, e):
     """F(x) = Σ_t f_t(x), and the leaf of x in each tree; a missing value goes left, or is the mean if none ever was."""
-    x, wide, missed, leaves = parts.ASKED(model), row.WIDE(model), parts.MISSED(model), parts.LEAVES(model)
-    inputs, thresholds, children = parts.SPLIT_INPUTS(model), parts.SPLIT_THRESHOLDS(model), parts.CHILDREN(model)
-    values, told, out = parts.VALUES(model), parts.TOLD(model), row.ANSWERS(model)[e]
+    x, missed, leaves, values, told = parts.views("ASKED MISSED LEAVES VALUES TOLD", model)
+    inputs, thresholds, children = parts.views("SPLIT_INPUTS SPLIT_THRESHOLDS CHILDREN", model)
+    wide, out = row.WIDE(model), row.ANSWERS(model)[e]
     for j in range(x.size):
         x[j] = wide[j] if wide[j] == wide[j] or missed[j] else 0.0
     for k in range(told.size):
@@ -55,7 +55,7 @@ def answer(model, e):
 @kernel(cost=10.0)
 def learn(model, e):
     """Store the row with the trees' sums and leaves, and go on with the tree in growth."""
-    stored, room, growth = parts.STORED(model), size.room(model), parts.GROWTH(model)
+    (stored, growth), room = parts.views("STORED GROWTH", model), size.room(model)
     if stored.late < room - growth.rows:  # else the place is that of a row of the tree in growth
         store(model, stored.next, stored.ever % SAMPLE)
         stored.rows, stored.next = min(stored.rows + 1, room), (stored.next + 1) % room
@@ -68,25 +68,25 @@ def learn(model, e):
 
 @called
 def store(model, at, latest):
-    x, y, told, leaves = row.WIDE(model), row.Y(model), parts.TOLD(model), parts.LEAVES(model)
-    codes, edges, values, missed = parts.CODES(model), parts.EDGES(model), parts.LATEST(model), parts.MISSED(model)
-    targets, sums, leaf_of_row = parts.TARGETS(model), parts.SUMS(model), parts.LEAF_OF_ROW(model)
+    x, y, facts = row.views("WIDE Y FACTS", model)
+    told, leaves, codes, edges, values, missed = parts.views("TOLD LEAVES CODES EDGES LATEST MISSED", model)
+    targets, sums, leaf_of_row, weights = parts.views("TARGETS SUMS LEAF_OF_ROW WEIGHTS", model)
     for j in range(x.size):
         values[j, latest] = x[j] if x[j] < NOWHERE else NOWHERE
         codes[j, at] = code_of(edges[j], x[j])
         if codes[j, at] == 0:
             missed[j] = 1
     for k in range(told.size):
-        targets[at, k] = y[k] if k < y.size else row.FACTS(model).log
+        targets[at, k] = y[k] if k < y.size else facts.log
         sums[at, k] = told[k]
     for t in range(leaves.size):
         leaf_of_row[t, at] = leaves[t]
-    parts.WEIGHTS(model)[at] = row.FACTS(model).share
+    weights[at] = facts.share
 
 
 @kernel(cost=1.5, after=learn)
 def boost(model, n):
-    """Grow each tree once on the stored rows, after all were removed (`clear_trees`): boosting."""
+    """Grow each tree once on the stored rows, after all were removed: boosting."""
     growth, last, steps = parts.GROWTH(model), 0, 0
     while growth.tree >= last and parts.STORED(model).rows >= 2 * LEAST:
         last = growth.tree

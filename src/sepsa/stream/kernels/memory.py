@@ -111,13 +111,12 @@ class Memory:
     def start(self) -> None:
         """Write what the parts of a new memory, which is zero, hold before any row."""
         for place in self.layout.places.values():
-            part = place.part
-            if isinstance(part.dtype, Record):
-                own = view(self.vector, place)
-                for name, field in part.dtype.fields.items():
-                    own[name] = field.start
-            elif callable(part.start) or part.start:
-                view(self.vector, place)[...] = part.start(place.sizes) if callable(part.start) else part.start
+            begin(self.vector, place)
+
+    def restart(self, group: str, *names: str) -> None:
+        """Write what these parts held before any row; of a record only the fields that restart."""
+        for name in names:
+            begin(self.vector, self.layout.places[group, 0, name], again=True)
 
     # ------------------------------------------------------------------ saving and loading
 
@@ -198,6 +197,17 @@ def view(vector: NDArray[Any], place: Place) -> NDArray[Any]:
     """A part of a state as a view of its dtype and shape."""
     cells = vector[place.start : place.start + place.cells]
     return cells.view(place.dtype)[: math.prod(place.shape)].reshape(place.shape)
+
+
+def begin(vector: NDArray[Any], place: Place, again: bool = False) -> None:
+    """Write what a part holds before any row: into zeros, or `again`."""
+    part, own = place.part, view(vector, place)
+    if isinstance(part.dtype, Record):
+        for name, field in part.dtype.fields.items():
+            if field.restarts or not again:
+                own[name] = field.start
+    elif again or callable(part.start) or part.start:
+        own[...] = part.start(place.sizes) if callable(part.start) else part.start
 
 
 def shapes_of(group: Group, entries: schema.Entries) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -21,7 +21,7 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 from numba.np.numpy_support import from_dtype
 
-from sepsa.stream.kernels.parts import BODY, Part, Record, Rule, Sizes
+from sepsa.stream.kernels.parts import Part, Record, Rule, Sizes
 
 _WORD = ir.IntType(64)
 EMPTY: Mapping[str, Any] = {}
@@ -33,6 +33,9 @@ class Frame(ModuleType):
     `frame.X(model)` is the array X of the call, `frame.size.inputs(model)` the size "inputs".
     """
 
+    repeated = False
+    laid_out = False  # whether a learner of this frame was made, whose kernels know the places
+
     def __init__(self, name: str, sizes: tuple[str, ...], *given: Part) -> None:
         super().__init__(name)
         self.sizes, self.given = sizes, given
@@ -41,16 +44,17 @@ class Frame(ModuleType):
         self.size = ModuleType("sizes")
         self.add_sizes(sizes)
         for part in given:
-            setattr(self, part.name, _view(self, None, part))
+            setattr(self, part.name, _view(self, self, part))
 
     def add_sizes(self, names: tuple[str, ...]) -> None:
         """Let kernels see further sizes."""
         for name in names:
-            setattr(self.size, name, _number(lambda builder, model, name=name: _size(self, builder, model, name)))
+            setattr(self.size, name, _number(self, self, name))
 
     @cached_property
     def positions(self) -> dict[Any, int]:
         """Where the layout has each size, by its name, and each part's start; kernels that are compiled know them."""
+        self.laid_out = True
         names: list[Any] = [*self.sizes]
         for name, group in sorted(self.groups.items()):
             names += [(name, "copies")] if group.repeated else [*group.sizes]
@@ -82,7 +86,7 @@ class Group(ModuleType):
         self.name, self.parts, self.sizes = name, parts, sizes
         self.repeated, self.rings, self.rules = repeated, rings, rules
         self.block = [*sizes, *(part.name for part in parts)]  # what the layout holds for each copy
-        if "positions" in vars(frame):
+        if frame.laid_out:
             raise RuntimeError(f"the group {name!r} must be declared before the first learner of its frame is made")
         frame.groups[name] = self
         if not repeated:
@@ -90,54 +94,51 @@ class Group(ModuleType):
         self.views = _views(frame, self)
         for part in parts:
             setattr(self, part.name, _view(frame, self, part))
-        for i, own in enumerate(sizes if repeated else ()):
-            setattr(self, own, _number_of_copy(frame, self, i))
+        for own in sizes if repeated else ():
+            setattr(self, own, _number(frame, self, own))
 
 
-def _number(load: Callable[..., Any]) -> Any:
+# In what follows the frame is the group of its sizes and of the arrays of a call.
+
+
+def _kind(group: Any, more: Any) -> Any:
+    """The type of what is given beside the model: the number of a copy, a number in the dtype of the body, nothing."""
+    if group.repeated:
+        return types.int64
+    return types.Omitted(None) if more is None else more  # type: ignore[no-untyped-call]
+
+
+def _number(frame: Frame, group: Any, size: str) -> Any:
+    """The function of a size."""
+
     @intrinsic
-    def number(_: Any, model: Any) -> Any:
-        return types.int64(model), lambda context, builder, _, arguments: load(builder, arguments[0])
-
-    return number
-
-
-def _number_of_copy(frame: Frame, group: Group, position: int) -> Any:
-    @intrinsic
-    def number(_: Any, model: Any, copy: Any) -> Any:
+    def number(_: Any, model: Any, copy: Any = None) -> Any:
         def code(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
-            return _cell(builder, _block(frame, group, builder, *arguments), position)
+            return _entry(frame, group, builder, size, *arguments)
 
-        return types.int64(model, types.int64), code
+        return types.int64(model, _kind(group, copy)), code
 
     return number
 
 
 def _declare(frame: Frame, group: Any, part: Part, more: Any) -> Any:
-    """The type of a part and the code that finds it; without a group it is an array of the call."""
-    repeated = group is not None and group.repeated
+    """The type of a part and the code that finds it."""
     record = isinstance(part.dtype, Record)
     kind: Any = part.dtype.dtype if record else part.dtype
     scalar = more if isinstance(kind, str) else from_dtype(np.dtype(kind))
     result = scalar if record else types.Array(scalar, len(part.shape), "C")
+    slot = part.name if group is frame else "state" if part.kept else "workspace"
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        model = arguments[0]
-        slot = part.name if group is None else "state" if part.kept else "workspace"
-        address = _cell(builder, model, frame.slots.index(slot))
-        block = _block(frame, group, builder, *arguments) if repeated else None
-        if group is not None:
-            layout, position = block, group.block.index(part.name)
-            if not repeated:
-                layout, position = _layout(frame, builder, model), frame.positions[group.name, part.name]
-            start = _cell(builder, layout, position)
+        address = _cell(builder, arguments[0], frame.slots.index(slot))
+        if group is not frame:
+            name = part.name if group.repeated else (group.name, part.name)
+            start = _entry(frame, group, builder, name, *arguments)
             address = builder.add(address, builder.mul(start, ir.Constant(_WORD, 8)))
         if record:
             return builder.inttoptr(address, context.get_value_type(scalar))
         sizes = [
-            _cell(builder, block, group.block.index(size))
-            if repeated and size in group.sizes
-            else _size(frame, builder, model, size)
+            ir.Constant(_WORD, size) if isinstance(size, int) else _entry(frame, group, builder, size, *arguments)
             for size in part.shape
         ]
         return _array(context, builder, result, address, sizes)
@@ -146,20 +147,12 @@ def _declare(frame: Frame, group: Any, part: Part, more: Any) -> Any:
 
 
 def _view(frame: Frame, group: Any, part: Part) -> Any:
-    """The function of a part; without a group it is an array of the call."""
-    repeated = group is not None and group.repeated
-    if repeated or part.dtype == BODY:
+    """The function of a part."""
 
-        @intrinsic
-        def view(_: Any, model: Any, more: Any) -> Any:
-            array, code = _declare(frame, group, part, more)
-            return array(model, types.int64 if repeated else more), code
-    else:
-
-        @intrinsic
-        def view(_: Any, model: Any) -> Any:
-            array, code = _declare(frame, group, part, None)
-            return array(model), code
+    @intrinsic
+    def view(_: Any, model: Any, more: Any = None) -> Any:
+        array, code = _declare(frame, group, part, more)
+        return array(model, _kind(group, more)), code
 
     return view
 
@@ -177,8 +170,7 @@ def _views(frame: Frame, group: Group) -> Any:
             found = [one(context, builder, None, arguments[1 : 2 + group.repeated]) for _, one in declared]
             return context.make_tuple(builder, arrays, found)
 
-        number = types.int64 if group.repeated else types.Omitted(None)  # type: ignore[no-untyped-call]
-        return arrays(names, model, number), code
+        return arrays(names, model, _kind(group, copy)), code
 
     return views
 
@@ -198,21 +190,14 @@ def _array(context: Any, builder: Any, array: Any, address: Any, sizes: list[Any
     return made._getvalue()
 
 
-def _layout(frame: Frame, builder: Any, model: Any) -> Any:
-    return builder.inttoptr(_cell(builder, model, frame.slots.index("layout")), _WORD.as_pointer())
-
-
-def _block(frame: Frame, group: Group, builder: Any, model: Any, copy: Any) -> Any:
-    """Where the layout describes a copy of a repeated group."""
-    layout = _layout(frame, builder, model)
+def _entry(frame: Frame, group: Any, builder: Any, name: Any, model: Any, copy: Any = None) -> Any:
+    """What the layout has under a name, the value of a size or the start of a part; of a repeated group for a copy."""
+    layout = builder.inttoptr(_cell(builder, model, frame.slots.index("layout")), _WORD.as_pointer())
+    if not (group.repeated and name in group.block):
+        return _cell(builder, layout, frame.positions[name])
     first = _cell(builder, layout, frame.positions[group.name, "copies"])
-    return builder.gep(layout, [builder.add(first, builder.mul(copy, ir.Constant(_WORD, len(group.block))))])
-
-
-def _size(frame: Frame, builder: Any, model: Any, size: str | int) -> Any:
-    if isinstance(size, int):
-        return ir.Constant(_WORD, size)
-    return _cell(builder, _layout(frame, builder, model), frame.positions[size])
+    block = builder.add(first, builder.mul(copy, ir.Constant(_WORD, len(group.block))))
+    return _cell(builder, builder.gep(layout, [block]), group.block.index(name))
 
 
 def _cell(builder: Any, pointer: Any, position: int) -> Any:

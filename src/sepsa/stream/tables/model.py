@@ -61,7 +61,7 @@ class Details(NamedTuple):
             scores = learner.predict(X)[:, : len(classes)]
             if not classes:
                 return [{} for _ in X]
-            shares = probabilities(scores, learner.engine.calibration_losses())
+            shares = probabilities(scores, learner.engine.calibration_losses)
             return [dict(zip(classes, row, strict=True)) for row in shares.tolist()]
         assert self.intervals is not None
         mean, leverage = learner.predict_with_leverage(X)
