@@ -6,13 +6,11 @@ The mathematics is in `math.least_squares`, whose symbols are used here; `backen
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from sepsa.heads.backends.choose import Problem
 from sepsa.heads.backends.held_state import HeldByBackend, without_pending
@@ -170,7 +168,7 @@ class RLS(HeldByBackend):
             A scalar.
         """
         check_outputs(outputs, targets)
-        return functional.mse_loss(outputs, targets)
+        return least_squares.mean_squared_error(outputs, targets)
 
     def restored_per_update(self, n: int) -> int:
         """Return how many coordinates get their ridge back in an update: p log2(1/forgetting), rounded up.
@@ -221,24 +219,26 @@ class RLS(HeldByBackend):
         """
         rows = features.numel() // self._problem.linear.in_features
         backend: Any = self._backend_for(rows)
-        steps, known = int(backend.counters[STEPS]), float(backend.counters[SAMPLES])
+        counters = backend.counters.tolist()
+        steps, known = int(counters[STEPS]), counters[SAMPLES]
         before = backend.state.W.clone() if steps % health.EVERY == 0 else None
         lam = self._forgetting(backend)
-        Phi: Tensor | None = None
-
-        def learn() -> None:
-            nonlocal Phi
-            if int(backend.counters[STEPS]) > steps:  # an interrupt came after it
-                return
-            Phi = backend.learn(features, targets, sample_weight, lam, backend is checked_by)
-
+        given = features, targets, sample_weight, lam, backend is checked_by
         schedule = max(lam, schedule)
-        if self.ridge == "evidence" and (
+        if self.ridge != "evidence" or not (
             sample_weight is not None or evidence.due(known, lam * known + rows, steps + 1, steps, schedule)
         ):
-            commit(lambda: self._choose_ridge(known, steps, schedule, learn))
+            Phi = backend.learn(*given)
         else:
-            learn()
+            Phi = None
+
+            def learn_and_choose() -> None:
+                nonlocal Phi
+                if int(backend.counters[STEPS]) == steps:  # else an interrupt came after it
+                    Phi = backend.learn(*given)
+                self._choose_ridge(known, steps, schedule)
+
+            commit(learn_and_choose)
         if Phi is not None and before is not None:
             self._recent.note(Phi, before, steps)
         return Phi is not None
@@ -274,12 +274,10 @@ class RLS(HeldByBackend):
         each = ridges(linear, self._choice.ridge, self.bias_ridge, prior)
         self._backend.penalize(prior, each * ridge_weight(epochs))
 
-    def _choose_ridge(self, known: float, earlier: int, lam: float, learn: Callable[[], None] | None = None) -> None:
+    def _choose_ridge(self, known: float, earlier: int, lam: float) -> None:
         """Take the ridge and the prior of the largest evidence where that is due: after update number `earlier`, before
-        which the head remembered `known` samples, and which `learn` makes if it is given.
+        which the head remembered `known` samples.
         """
-        if learn is not None:
-            learn()
         samples, steps = float(self._backend.counters[SAMPLES]), int(self._backend.counters[STEPS])
         if steps != self._looked and evidence.due(known, samples, steps, earlier, lam):
             self._take_best_ridge(samples)

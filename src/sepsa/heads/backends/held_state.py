@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Hashable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sepsa.heads.backends import choose
 from sepsa.heads.backends.captured_least_squares import CapturedState
-from sepsa.heads.backends.choose import Backend, Counters, HoldsState, Problem, UpdateSize
+from sepsa.heads.backends.choose import Backend, Counters, Problem, UpdateSize
 from sepsa.heads.backends.torch_least_squares import TorchBackend
 from sepsa.heads.base.checks import own_parameters
 from sepsa.heads.base.exact import ExactArithmetic
@@ -59,7 +59,7 @@ class HeldByBackend(ExactArithmetic):
         """Make this the state; the next update chooses its backend."""
         self._problem = problem
         self._captured: CapturedState | None = None  # what recordings of captured steps write to
-        self._backend: HoldsState = TorchBackend(problem, state, counters)
+        self._backend: Any = TorchBackend(problem, state, counters)
         self._place: tuple[Any, ...] = ()  # where the head lay when the backend was chosen
         self._chosen: dict[int, str] = {}  # the backends of updates by their number of rows
 
@@ -99,14 +99,14 @@ class HeldByBackend(ExactArithmetic):
         kind = weight.device.type, prior.dtype, prior.shape[1], len(prior), rows
         return UpdateSize(*kind, head_dtype=weight.dtype, contiguous=weight.is_contiguous())
 
-    def _lies(self) -> tuple[int, int | None]:
-        """The addresses of the head's parameters."""
+    def _lies(self) -> tuple[Any, ...]:
+        """The addresses of the head's parameters, and the backend that is forced, by which one was chosen."""
         weight, bias = own_parameters(self._head())
-        return weight.data_ptr(), None if bias is None else bias.data_ptr()
+        return weight.data_ptr(), None if bias is None else bias.data_ptr(), choose.forced()
 
     def _backend_for(self, rows: int) -> Backend:
         """The backend of an update of this many rows, which continues from the state of the one before."""
-        place = *self._lies(), choose.forced()
+        place = self._lies()
         moved = place != self._place  # another device, dtype or memory of the head
         if moved or self._chosen.get(rows) != self._backend.name:
             state, counters = self._read()
@@ -116,7 +116,8 @@ class HeldByBackend(ExactArithmetic):
             known = {} if moved or len(self._chosen) >= _SIZES else self._chosen
             self._chosen = known | {rows: self._backend.name}
             self._place = place  # last: an interrupt before lets the next update begin again
-        return cast(Backend, self._backend)
+        backend: Backend = self._backend
+        return backend
 
     # ------------------------------------------------------------------ changes
 
@@ -138,7 +139,7 @@ class HeldByBackend(ExactArithmetic):
     def checkpoint(self) -> Any:
         """Return what `rollback` needs to undo the next update: references and small copies of the state."""
         # This runs at every step, and `_read` costs as much as the copies.
-        if self._place[:2] != self._lies():
+        if self._place != self._lies():
             self._read()
             if self._place:  # in other memory of the same device
                 self._backend_for(1)
@@ -162,10 +163,11 @@ class HeldByBackend(ExactArithmetic):
 
     def _eager(self) -> Backend:
         """A backend that learns outside of a graph, with the state as it is."""
-        if self._backend is self._captured:
-            state, counters = self._backend.read()
+        if self._captured is not None and self._backend is self._captured:
+            state, counters = self._captured.read()
             self._backend, self._place = TorchBackend(self._problem, state.copy(), counters), ()
-        return cast(Backend, self._backend)
+        backend: Backend = self._backend
+        return backend
 
     # ------------------------------------------------------------------ learning inside a CUDA graph
 
