@@ -94,12 +94,12 @@ class Observation:
         """Compute no gradient of the head until the context ends, because nothing uses it."""
         self.frozen = [p for p in head._parameters.values() if p is not None and p.requires_grad]
         for parameter in self.frozen:
-            parameter.requires_grad_(False)
+            parameter.requires_grad = False
 
     def thaw(self) -> None:
         """Compute gradients of the head again."""
         for parameter in self.frozen:
-            parameter.requires_grad_(True)
+            parameter.requires_grad = True
         self.frozen = ()
 
 
