@@ -350,7 +350,7 @@ class OnlineLBFGS(OwnsHead):
         """
         linear = self._ready()
         Phi, W = parameters.rows_to_predict(linear, features, self._state.W)
-        return (Phi @ W.T).reshape(*features.shape[:-1], len(W)).to(linear.weight.dtype)
+        return parameters.as_outputs(linear, features, Phi @ W.T)
 
 
 def check_settings(loss: str, memory: int, forgetting: float) -> None:

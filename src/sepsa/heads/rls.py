@@ -12,21 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads.backends.choose import Problem
-from sepsa.heads.backends.held_state import HeldByBackend, without_pending
+from sepsa.heads.backends.held_state import without_pending
 from sepsa.heads.base import checks, health
 from sepsa.heads.base.checks import check_outputs, check_rows, explain_nonfinite
-from sepsa.heads.base.parameters import bias_words, commit, follow, ridges, start, store
+from sepsa.heads.base.parameters import bias_words, commit, follow, start, store
 from sepsa.heads.base.rls_state import RLSSettings, read_root, write_root
+from sepsa.heads.exact import ExactArithmetic
 from sepsa.heads.math import evidence, least_squares
-from sepsa.heads.math.anneal import annealed_forgetting, ridge_weight
 from sepsa.heads.math.evidence import Choice
 from sepsa.heads.math.least_squares import SAMPLES, STEPS
 from sepsa.heads.math.ridge import due
 from sepsa.validation import in_range
 
 
-class RLS(HeldByBackend):
+class RLS(ExactArithmetic):
     """Train a linear head by recursive least squares: an exact Newton step on the squared loss per update.
 
     Choose it for regression where a p x p matrix fits in memory, p the number of features and the bias. After any
@@ -82,8 +81,6 @@ class RLS(HeldByBackend):
 
     # Rows with equal second moments, those of a column of ones included, are equal to it: see `sepsa.distributed`.
     learns_moments = True
-    forgets = True  # in the next update; see `sepsa.heads.Forgets`
-    _ratio = 1.0  # of `anneal`
 
     def __init__(
         self,
@@ -94,7 +91,7 @@ class RLS(HeldByBackend):
         noise_factor: float = 8.0,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self.ridge: float | Literal["evidence"] = ridge if ridge == "evidence" else checks.ridge_setting(ridge)
+        self.ridge = ridge if ridge == "evidence" else checks.ridge_setting(ridge)
         self.noise_factor = in_range("noise_factor", noise_factor, 0.0, math.inf)
         self.forgetting = in_range("forgetting", forgetting, 0.0, 1.0)
         if dtype is not None:
@@ -243,66 +240,6 @@ class RLS(HeldByBackend):
             self._recent.note(Phi, before, steps)
         return Phi is not None
 
-    def _forgetting(self, backend: Any) -> float:
-        """The forgetting of the next update, for which the ridge gets its weight."""
-        if self._epoch is not None and self.ridge != "evidence":
-            self._weigh_ridge(float(backend.counters[SAMPLES]) / self._epoch)
-        if not self.forgets:
-            return 1.0
-        return self.forgetting if self._ratio == 1.0 else self._annealed
-
-    @property
-    def _annealed(self) -> float:
-        """The forgetting at the present learning rate of the body."""
-        return annealed_forgetting(self.forgetting, self._ratio)
-
-    def anneal(self, ratio: float, samples_per_epoch: int | None = None) -> None:
-        """Remember ratio^-2 times as many updates: the forgetting becomes 1 - (1 - `forgetting`) * ratio^2.
-
-        Where samples repeat, the head then remembers each of them several times. The ridge, as it is restored, becomes
-        that many times as large, so that it keeps its weight beside the samples.
-
-        Args:
-            ratio: The body's learning rate over its peak, in (0, 1].
-            samples_per_epoch: Number of samples after which they come again; None where they do not.
-        """
-        self._ratio, self._epoch = ratio, samples_per_epoch
-
-    def _weigh_ridge(self, epochs: float) -> None:
-        """Multiply the ridges by the number of times that the head remembers each sample, if that is above 1."""
-        linear, prior, _ = self._problem
-        each = ridges(linear, self._choice.ridge, self.bias_ridge, prior)
-        self._backend.penalize(prior, each * ridge_weight(epochs))
-
-    def _choose_ridge(self, known: float, earlier: int, lam: float) -> None:
-        """Take the ridge and the prior of the largest evidence where that is due: after update number `earlier`, before
-        which the head remembered `known` samples.
-        """
-        samples, steps = float(self._backend.counters[SAMPLES]), int(self._backend.counters[STEPS])
-        if steps != self._looked and evidence.due(known, samples, steps, earlier, lam):
-            self._take_best_ridge(samples)
-            self._looked = steps
-
-    @torch.no_grad()
-    def _take_best_ridge(self, samples: float) -> None:
-        """Take the ridge and the prior of the largest evidence; the head remembers this many samples."""
-        (state, counters), (linear, prior, _) = self._backend.read(), self._problem
-        choice, kappa = self._choice, self.noise_factor
-        lam = self._annealed
-        r = evidence.mean_weight(lam, int(counters[STEPS]))
-        if self._epoch is not None:
-            kappa *= ridge_weight(samples / self._epoch)
-        with torch.autocast(prior.device.type, enabled=False):
-            for _ in range(evidence.ROUNDS):
-                found = evidence.best_choice(state, self._initial, choice, samples, r, kappa, linear.bias is not None)
-                if found == choice:
-                    break
-                _, new_prior, ridge = self._problem_for(linear, found)
-                _, old_prior, _ = self._problem_for(linear, choice)
-                state, choice = evidence.with_ridge(state, old_prior, ridge, new_prior), found
-        if choice != self._choice and all(bool(part.isfinite().all()) for part in (state.T, state.W)):
-            self._take(state, without_pending(counters), choice)
-
     @torch.no_grad()
     def raise_ridge(self, ridge: float) -> None:
         """Make the ridge larger, exactly: as if each weight had further samples of its prior. Evidence then no longer
@@ -328,8 +265,3 @@ class RLS(HeldByBackend):
             store(linear, state.W.to(linear.weight.dtype))
 
         commit(write)
-
-    def _at_bind(self) -> Problem:
-        """The prior and the ridges before any sample, by which two heads may be merged."""
-        by_evidence = self.ridge == "evidence"
-        return self._problem_for(self._head(), Choice(evidence.START, 1.0)) if by_evidence else self._problem

@@ -1,10 +1,9 @@
-"""The state of an `RLS` head, the backend that holds it and computes its updates, and updates in captured steps."""
+"""The state of an `RLS` head, the backend that holds it, its forgetting and ridge, and updates in captured steps."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,9 +14,10 @@ from sepsa.heads.backends.captured_least_squares import CapturedState
 from sepsa.heads.backends.choose import Backend, Counters, Problem, UpdateSize
 from sepsa.heads.backends.torch_least_squares import TorchBackend
 from sepsa.heads.base.checks import own_parameters
-from sepsa.heads.base.exact import ExactArithmetic
+from sepsa.heads.base.head import OwnsHead
 from sepsa.heads.base.parameters import commit, follow, ridges, store
 from sepsa.heads.math import evidence
+from sepsa.heads.math.anneal import annealed_forgetting, ridge_weight
 from sepsa.heads.math.evidence import Choice
 from sepsa.heads.math.least_squares import PENDING, SAMPLES, STEPS, LeastSquaresState
 from sepsa.heads.math.ridge import BiasRidge
@@ -25,25 +25,21 @@ from sepsa.heads.math.ridge import BiasRidge
 _SIZES = 64  # numbers of rows for which the choice of a backend is remembered
 
 
-class HeldByBackend(ExactArithmetic):
+class HeldByBackend(OwnsHead):
     """A head whose state a backend holds: `choose` decides which, by the device and the number of rows."""
 
     _not_copied = ("_backend", "_captured", "_place", "_chosen")
+    ridge: float | Literal["evidence"]
     bias_ridge: BiasRidge
+    noise_factor: float
+    forgetting: float
+    forgets = True  # in the next update; see `sepsa.heads.Forgets`
+    _ratio = 1.0  # of `anneal`
     _problem: Problem
     _initial: Tensor  # (m, p): the head at `bind`
     _choice: Choice  # the ridge and the prior in use
     _epoch: int | None = None  # of `anneal`
     _looked = -1  # the number of updates when evidence last looked at the ridge
-
-    @property
-    @abstractmethod
-    def _annealed(self) -> float:
-        """The forgetting at the present learning rate of the body."""
-
-    @abstractmethod
-    def _weigh_ridge(self, epochs: float) -> None:
-        """Multiply the ridges by the number of times that the head remembers each sample, if that is above 1."""
 
     def _problem_for(self, linear: nn.Linear, choice: Choice) -> Problem:
         """The prior and the ridges of a choice, in memory of their own."""
@@ -168,6 +164,68 @@ class HeldByBackend(ExactArithmetic):
             self._backend, self._place = TorchBackend(self._problem, state.copy(), counters), ()
         backend: Backend = self._backend
         return backend
+
+    # ------------------------------------------------------------------ forgetting and the ridge
+
+    def _forgetting(self, backend: Any) -> float:
+        """The forgetting of the next update, for which the ridge gets its weight."""
+        if self._epoch is not None and self.ridge != "evidence":
+            self._weigh_ridge(float(backend.counters[SAMPLES]) / self._epoch)
+        if not self.forgets:
+            return 1.0
+        return self.forgetting if self._ratio == 1.0 else self._annealed
+
+    @property
+    def _annealed(self) -> float:
+        """The forgetting at the present learning rate of the body."""
+        return annealed_forgetting(self.forgetting, self._ratio)
+
+    def anneal(self, ratio: float, samples_per_epoch: int | None = None) -> None:
+        """Remember ratio^-2 times as many updates: the forgetting becomes 1 - (1 - `forgetting`) * ratio^2.
+
+        Where samples repeat, the head then remembers each of them several times. The ridge, as it is restored, becomes
+        that many times as large, so that it keeps its weight beside the samples.
+
+        Args:
+            ratio: The body's learning rate over its peak, in (0, 1].
+            samples_per_epoch: Number of samples after which they come again; None where they do not.
+        """
+        self._ratio, self._epoch = ratio, samples_per_epoch
+
+    def _weigh_ridge(self, epochs: float) -> None:
+        """Multiply the ridges by the number of times that the head remembers each sample, if that is above 1."""
+        linear, prior, _ = self._problem
+        each = ridges(linear, self._choice.ridge, self.bias_ridge, prior)
+        self._backend.penalize(prior, each * ridge_weight(epochs))
+
+    def _choose_ridge(self, known: float, earlier: int, lam: float) -> None:
+        """Take the ridge and the prior of the largest evidence where that is due: after update number `earlier`, before
+        which the head remembered `known` samples.
+        """
+        samples, steps = float(self._backend.counters[SAMPLES]), int(self._backend.counters[STEPS])
+        if steps != self._looked and evidence.due(known, samples, steps, earlier, lam):
+            self._take_best_ridge(samples)
+            self._looked = steps
+
+    @torch.no_grad()
+    def _take_best_ridge(self, samples: float) -> None:
+        """Take the ridge and the prior of the largest evidence; the head remembers this many samples."""
+        (state, counters), (linear, prior, _) = self._backend.read(), self._problem
+        choice, kappa = self._choice, self.noise_factor
+        lam = self._annealed
+        r = evidence.mean_weight(lam, int(counters[STEPS]))
+        if self._epoch is not None:
+            kappa *= ridge_weight(samples / self._epoch)
+        with torch.autocast(prior.device.type, enabled=False):
+            for _ in range(evidence.ROUNDS):
+                found = evidence.best_choice(state, self._initial, choice, samples, r, kappa, linear.bias is not None)
+                if found == choice:
+                    break
+                _, new_prior, ridge = self._problem_for(linear, found)
+                _, old_prior, _ = self._problem_for(linear, choice)
+                state, choice = evidence.with_ridge(state, old_prior, ridge, new_prior), found
+        if choice != self._choice and all(bool(part.isfinite().all()) for part in (state.T, state.W)):
+            self._take(state, without_pending(counters), choice)
 
     # ------------------------------------------------------------------ learning inside a CUDA graph
 
