@@ -189,9 +189,8 @@ class SelfTuning(OwnsHead):
             ValueError: An entry is missing or wrong; the message names it and nothing changed.
         """
         linear = self._ready()
-        if isinstance(state_dict, dict) and "seen" in state_dict:  # hashes of samples, which were held out once
-            state_dict = {name: value for name, value in state_dict.items() if name != "seen"}
-        saved = schema.read("state_dict", state_dict, _KEYS, "SelfTuning")
+        # "seen": hashes of samples, which were held out once.
+        saved = schema.read("state_dict", state_dict, _KEYS, "SelfTuning", optional={"seen"})
         states = saved.items("members")
         J, like = len(states), join(linear)
         if not J:

@@ -169,8 +169,8 @@ class HeldByBackend(OwnsHead):
 
     def _forgetting(self, backend: Any) -> float:
         """The forgetting of the next update, for which the ridge gets its weight."""
-        if self._epoch is not None and self.ridge != "evidence":
-            self._weigh_ridge(float(backend.counters[SAMPLES]) / self._epoch)
+        if self._epoch is not None:
+            self._weigh_ridge(backend.counters)
         if not self.forgets:
             return 1.0
         return self.forgetting if self._ratio == 1.0 else self._annealed
@@ -192,11 +192,12 @@ class HeldByBackend(OwnsHead):
         """
         self._ratio, self._epoch = ratio, samples_per_epoch
 
-    def _weigh_ridge(self, epochs: float) -> None:
-        """Multiply the ridges by the number of times that the head remembers each sample, if that is above 1."""
-        linear, prior, _ = self._problem
-        each = ridges(linear, self._choice.ridge, self.bias_ridge, prior)
-        self._backend.penalize(prior, each * ridge_weight(epochs))
+    def _weigh_ridge(self, counters: Counters) -> None:
+        """Multiply ridges that a number fixes by how often the head remembers each sample, if that is above 1."""
+        if self._epoch is not None and self.ridge != "evidence":
+            linear, prior, _ = self._problem
+            each = ridges(linear, self._choice.ridge, self.bias_ridge, prior)
+            self._backend.penalize(prior, each * ridge_weight(float(counters[SAMPLES]) / self._epoch))
 
     def _choose_ridge(self, known: float, earlier: int, lam: float) -> None:
         """Take the ridge and the prior of the largest evidence where that is due: after update number `earlier`, before
@@ -212,8 +213,7 @@ class HeldByBackend(OwnsHead):
         """Take the ridge and the prior of the largest evidence; the head remembers this many samples."""
         (state, counters), (linear, prior, _) = self._backend.read(), self._problem
         choice, kappa = self._choice, self.noise_factor
-        lam = self._annealed
-        r = evidence.mean_weight(lam, int(counters[STEPS]))
+        r = evidence.mean_weight(self._annealed, int(counters[STEPS]))
         if self._epoch is not None:
             kappa *= ridge_weight(samples / self._epoch)
         with torch.autocast(prior.device.type, enabled=False):
@@ -245,10 +245,8 @@ class HeldByBackend(OwnsHead):
         captured.known = float(counters[SAMPLES]), int(counters[STEPS])
         self._captured = self._backend = captured
         self._place = ()
-        lam = self._annealed
-        if self._epoch is not None and self.ridge != "evidence":
-            self._weigh_ridge(float(counters[SAMPLES]) / self._epoch)
-        return *captured.place, *captured.forget(lam)
+        self._weigh_ridge(counters)
+        return *captured.place, *captured.forget(self._annealed)
 
     @torch.no_grad()
     def update_captured(self, features: Tensor, targets: Tensor) -> Tensor:
@@ -276,8 +274,7 @@ class HeldByBackend(OwnsHead):
         """
         if self.ridge != "evidence" or self._captured is None:
             return None
-        lam = self._annealed
-        return evidence.updates_until(self._captured.known[0], rows, lam)
+        return evidence.updates_until(self._captured.known[0], rows, self._annealed)
 
     @torch.no_grad()
     def finish_captured(self) -> None:
