@@ -383,7 +383,7 @@ class SelfTuning(OwnsHead):
                 replace(heads, old)
             raise learning.refusals[0] if not squared else explain_nonfinite(features, targets, linear)
 
-    def _after(self, now: Progress, learning: Learning) -> tuple[Progress, list[Any]]:
+    def _after(self, now: Progress, learning: Learning) -> tuple[Progress, Sequence[Any]]:
         """The progress after an update, and the members that go on."""
         members, refusals, errors = learning.members, learning.refusals, learning.errors
         learned = tuple(count + (not refused) for count, refused in zip(now.learned, refusals, strict=True))
