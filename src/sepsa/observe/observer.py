@@ -85,7 +85,7 @@ class Observer:
     ) -> None:
         self.model, self.name, self.head, self.solver = model, name, head, solver
         self.process_group = process_group
-        self.shapes = shapes_of(*own_parameters(head))
+        self.shapes = shapes_of(head.weight, head.bias)
         self.generator = torch.Generator().manual_seed(torch.initial_seed())
         self.probe: OutputProbe | None = None if model is head else OutputProbe()
         self.attach()
