@@ -222,12 +222,10 @@ class RLS(ExactArithmetic):
         lam = self._forgetting(backend)
         given = features, targets, sample_weight, lam, backend is checked_by
         schedule = max(lam, schedule)
-        if self.ridge != "evidence" or not (
+        Phi: Tensor | None = None
+        if self.ridge == "evidence" and (
             sample_weight is not None or evidence.due(known, lam * known + rows, steps + 1, steps, schedule)
         ):
-            Phi = backend.learn(*given)
-        else:
-            Phi = None
 
             def learn_and_choose() -> None:
                 nonlocal Phi
@@ -236,6 +234,8 @@ class RLS(ExactArithmetic):
                 self._choose_ridge(known, steps, schedule)
 
             commit(learn_and_choose)
+        else:
+            Phi = backend.learn(*given)
         if Phi is not None and before is not None:
             self._recent.note(Phi, before, steps)
         return Phi is not None
