@@ -273,17 +273,14 @@ class SepSA(SavedWithHeads, Generic[S]):
         with DeferredInterrupt():
             observation = self.observe(targets, sample_weight)
             accumulated = self._gradients()
-
-            def loss_now() -> Tensor:
-                if body is not None and isinstance(observation, Observation):
-                    return observation.loss_of_features(body(inputs))
-                outputs = self.model(inputs)
-                return observation.loss(outputs) if loss_fn is None else loss_fn(outputs, targets)
-
             try:
                 with torch.enable_grad():
                     with observation:
-                        loss = loss_now()
+                        if body is not None and isinstance(observation, Observation):
+                            loss = observation.loss_of_features(body(inputs))
+                        else:
+                            outputs = self.model(inputs)
+                            loss = observation.loss(outputs) if loss_fn is None else loss_fn(outputs, targets)
                     loss.backward()  # type: ignore[no-untyped-call]
                 self.step()
             except BaseException:
@@ -300,8 +297,8 @@ class SepSA(SavedWithHeads, Generic[S]):
 
     def _gradients(self) -> list[tuple[Tensor, Tensor]]:
         """Copies of the gradients that earlier backward passes have left."""
-        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        return [(p, p.grad.detach().clone()) for p in parameters if p.grad is not None]
+        groups = self.param_groups
+        return [(p, p.grad.detach().clone()) for group in groups for p in group["params"] if p.grad is not None]
 
     @overload
     def predict(self, inputs: Any, return_std: Literal[False] = False) -> Any: ...

@@ -135,6 +135,18 @@ def test_weights_that_somebody_else_set_are_respected():
     torch.testing.assert_close(linear.bias, torch.full((1,), 2.0), atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 2), (7, 3), (2, 5, 1)])
+def test_loss_and_gradient_are_those_of_torch(shape, dtype):
+    outputs, targets = torch.randn(shape, dtype=dtype, requires_grad=True), torch.randn(shape, dtype=dtype)
+    found, expected = (
+        (loss, *torch.autograd.grad(loss, outputs))
+        for loss in (RLS.loss(outputs, targets), nn.functional.mse_loss(outputs, targets))
+    )
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine, theirs)
+
+
 # ---------------------------------------------------------------------- merge, unlearn, predict
 
 

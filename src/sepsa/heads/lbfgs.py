@@ -23,6 +23,7 @@ from sepsa.heads.base.head import OwnsHead
 from sepsa.heads.base.state_checks import read_ridges, read_solver
 from sepsa.heads.math.anneal import STEP
 from sepsa.heads.math.cross_entropy import probabilities_of
+from sepsa.heads.math.least_squares import mean_squared_error
 from sepsa.heads.math.quasi_newton import LBFGSState, compact, curve, direction, moved, product, remember, step_size
 from sepsa.states import schema
 from sepsa.states.schema import Entries
@@ -247,7 +248,7 @@ class OnlineLBFGS(OwnsHead):
         labels = self.loss_name != "squared" and not targets.is_floating_point()
         check_outputs(outputs, targets, labels)
         if self.loss_name == "squared":
-            return functional.mse_loss(outputs, targets)
+            return mean_squared_error(outputs, targets)
         targets = as_probabilities(targets, outputs)
         if outputs.shape[-1] == 1:
             return functional.binary_cross_entropy_with_logits(outputs, targets)
@@ -349,7 +350,7 @@ class OnlineLBFGS(OwnsHead):
         """
         linear = self._ready()
         Phi, W = parameters.rows_to_predict(linear, features, self._state.W)
-        return (Phi @ W.T).reshape(*features.shape[:-1], len(W)).to(linear.weight.dtype)
+        return parameters.as_outputs(linear, features, Phi @ W.T)
 
 
 def check_settings(loss: str, memory: int, forgetting: float) -> None:

@@ -13,7 +13,7 @@ from torch.nn import functional
 from sepsa.heads.base import parameters, partial_targets
 from sepsa.heads.base.checks import check_labels, check_outputs, check_rows, explain_nonfinite, is_integer
 from sepsa.heads.base.newton import NewtonHead, check_count, weights_setting
-from sepsa.heads.math.cross_entropy import CrossEntropyState, UpdateSettings, learned, start
+from sepsa.heads.math.cross_entropy import CrossEntropyState, UpdateSettings, learned, of_one_output, start
 
 IGNORE_INDEX = -100
 
@@ -168,8 +168,7 @@ class LogisticNewton(NewtonHead):
         def one(
             state: tuple[Tensor, ...], W: Tensor, t: Tensor, w: Tensor
         ) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
-            T, _, prior, share, left, counters, weights = state
-            alone = CrossEntropyState(T, W[None], prior[None], share[None], left, counters, weights, ridge)
+            alone = of_one_output(state, ridge)
             new, finite, too_large = learned(alone, W[None], Phi, t[:, None], w, settings, by_qr)
             return (new.T, new.W[0], new.shares[0], new.ridge_left, new.counters), finite, too_large
 

@@ -6,29 +6,26 @@ The mathematics is in `math.least_squares`, whose symbols are used here; `backen
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from sepsa.heads.backends.choose import Problem
-from sepsa.heads.backends.held_state import HeldByBackend, without_pending
+from sepsa.heads.backends.held_state import without_pending
 from sepsa.heads.base import checks, health
 from sepsa.heads.base.checks import check_outputs, check_rows, explain_nonfinite
-from sepsa.heads.base.parameters import bias_words, commit, follow, ridges, start, store
+from sepsa.heads.base.parameters import bias_words, commit, follow, start, store
 from sepsa.heads.base.rls_state import RLSSettings, read_root, write_root
+from sepsa.heads.exact import ExactArithmetic
 from sepsa.heads.math import evidence, least_squares
-from sepsa.heads.math.anneal import annealed_forgetting, ridge_weight
 from sepsa.heads.math.evidence import Choice
 from sepsa.heads.math.least_squares import SAMPLES, STEPS
 from sepsa.heads.math.ridge import due
 from sepsa.validation import in_range
 
 
-class RLS(HeldByBackend):
+class RLS(ExactArithmetic):
     """Train a linear head by recursive least squares: an exact Newton step on the squared loss per update.
 
     Choose it for regression where a p x p matrix fits in memory, p the number of features and the bias. After any
@@ -84,8 +81,6 @@ class RLS(HeldByBackend):
 
     # Rows with equal second moments, those of a column of ones included, are equal to it: see `sepsa.distributed`.
     learns_moments = True
-    forgets = True  # in the next update; see `sepsa.heads.Forgets`
-    _ratio = 1.0  # of `anneal`
 
     def __init__(
         self,
@@ -96,7 +91,7 @@ class RLS(HeldByBackend):
         noise_factor: float = 8.0,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self.ridge: float | Literal["evidence"] = ridge if ridge == "evidence" else checks.ridge_setting(ridge)
+        self.ridge = ridge if ridge == "evidence" else checks.ridge_setting(ridge)
         self.noise_factor = in_range("noise_factor", noise_factor, 0.0, math.inf)
         self.forgetting = in_range("forgetting", forgetting, 0.0, 1.0)
         if dtype is not None:
@@ -170,7 +165,7 @@ class RLS(HeldByBackend):
             A scalar.
         """
         check_outputs(outputs, targets)
-        return functional.mse_loss(outputs, targets)
+        return least_squares.mean_squared_error(outputs, targets)
 
     def restored_per_update(self, n: int) -> int:
         """Return how many coordinates get their ridge back in an update: p log2(1/forgetting), rounded up.
@@ -221,89 +216,29 @@ class RLS(HeldByBackend):
         """
         rows = features.numel() // self._problem.linear.in_features
         backend: Any = self._backend_for(rows)
-        steps, known = int(backend.counters[STEPS]), float(backend.counters[SAMPLES])
+        counters = backend.counters.tolist()
+        steps, known = int(counters[STEPS]), counters[SAMPLES]
         before = backend.state.W.clone() if steps % health.EVERY == 0 else None
         lam = self._forgetting(backend)
-        Phi: Tensor | None = None
-
-        def learn() -> None:
-            nonlocal Phi
-            if int(backend.counters[STEPS]) > steps:  # an interrupt came after it
-                return
-            Phi = backend.learn(features, targets, sample_weight, lam, backend is checked_by)
-
+        given = features, targets, sample_weight, lam, backend is checked_by
         schedule = max(lam, schedule)
+        Phi: Tensor | None = None
         if self.ridge == "evidence" and (
             sample_weight is not None or evidence.due(known, lam * known + rows, steps + 1, steps, schedule)
         ):
-            commit(lambda: self._choose_ridge(known, steps, schedule, learn))
+
+            def learn_and_choose() -> None:
+                nonlocal Phi
+                if int(backend.counters[STEPS]) == steps:  # else an interrupt came after it
+                    Phi = backend.learn(*given)
+                self._choose_ridge(known, steps, schedule)
+
+            commit(learn_and_choose)
         else:
-            learn()
+            Phi = backend.learn(*given)
         if Phi is not None and before is not None:
             self._recent.note(Phi, before, steps)
         return Phi is not None
-
-    def _forgetting(self, backend: Any) -> float:
-        """The forgetting of the next update, for which the ridge gets its weight."""
-        if self._epoch is not None and self.ridge != "evidence":
-            self._weigh_ridge(float(backend.counters[SAMPLES]) / self._epoch)
-        if not self.forgets:
-            return 1.0
-        return self.forgetting if self._ratio == 1.0 else self._annealed
-
-    @property
-    def _annealed(self) -> float:
-        """The forgetting at the present learning rate of the body."""
-        return annealed_forgetting(self.forgetting, self._ratio)
-
-    def anneal(self, ratio: float, samples_per_epoch: int | None = None) -> None:
-        """Remember ratio^-2 times as many updates: the forgetting becomes 1 - (1 - `forgetting`) * ratio^2.
-
-        Where samples repeat, the head then remembers each of them several times. The ridge, as it is restored, becomes
-        that many times as large, so that it keeps its weight beside the samples.
-
-        Args:
-            ratio: The body's learning rate over its peak, in (0, 1].
-            samples_per_epoch: Number of samples after which they come again; None where they do not.
-        """
-        self._ratio, self._epoch = ratio, samples_per_epoch
-
-    def _weigh_ridge(self, epochs: float) -> None:
-        """Multiply the ridges by the number of times that the head remembers each sample, if that is above 1."""
-        linear, prior, _ = self._problem
-        each = ridges(linear, self._choice.ridge, self.bias_ridge, prior)
-        self._backend.penalize(prior, each * ridge_weight(epochs))
-
-    def _choose_ridge(self, known: float, earlier: int, lam: float, learn: Callable[[], None] | None = None) -> None:
-        """Take the ridge and the prior of the largest evidence where that is due: after update number `earlier`, before
-        which the head remembered `known` samples, and which `learn` makes if it is given.
-        """
-        if learn is not None:
-            learn()
-        samples, steps = float(self._backend.counters[SAMPLES]), int(self._backend.counters[STEPS])
-        if steps != self._looked and evidence.due(known, samples, steps, earlier, lam):
-            self._take_best_ridge(samples)
-            self._looked = steps
-
-    @torch.no_grad()
-    def _take_best_ridge(self, samples: float) -> None:
-        """Take the ridge and the prior of the largest evidence; the head remembers this many samples."""
-        (state, counters), (linear, prior, _) = self._backend.read(), self._problem
-        choice, kappa = self._choice, self.noise_factor
-        lam = self._annealed
-        r = evidence.mean_weight(lam, int(counters[STEPS]))
-        if self._epoch is not None:
-            kappa *= ridge_weight(samples / self._epoch)
-        with torch.autocast(prior.device.type, enabled=False):
-            for _ in range(evidence.ROUNDS):
-                found = evidence.best_choice(state, self._initial, choice, samples, r, kappa, linear.bias is not None)
-                if found == choice:
-                    break
-                _, new_prior, ridge = self._problem_for(linear, found)
-                _, old_prior, _ = self._problem_for(linear, choice)
-                state, choice = evidence.with_ridge(state, old_prior, ridge, new_prior), found
-        if choice != self._choice and all(bool(part.isfinite().all()) for part in (state.T, state.W)):
-            self._take(state, without_pending(counters), choice)
 
     @torch.no_grad()
     def raise_ridge(self, ridge: float) -> None:
@@ -330,8 +265,3 @@ class RLS(HeldByBackend):
             store(linear, state.W.to(linear.weight.dtype))
 
         commit(write)
-
-    def _at_bind(self) -> Problem:
-        """The prior and the ridges before any sample, by which two heads may be merged."""
-        by_evidence = self.ridge == "evidence"
-        return self._problem_for(self._head(), Choice(evidence.START, 1.0)) if by_evidence else self._problem

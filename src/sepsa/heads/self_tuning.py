@@ -91,6 +91,7 @@ class SelfTuning(OwnsHead):
     """
 
     relative = False  # whether the members' ridges are relative to the mean square of the first features
+    members: Sequence[Any] = ()  # until a copy has its own
     _ratio = 1.0  # of the body's learning rate to its peak
 
     def __init__(self, members: Sequence[HeadSolver] | None = None, *, rests: bool = False) -> None:
@@ -105,7 +106,7 @@ class SelfTuning(OwnsHead):
                 raise ValueError(f"members must be new solvers that own no head, got {member!r}: they are copied")
         self._given: list[Any] = given
         self.rests = rests
-        self.members: list[Any] = given
+        self.members = given
 
     @classmethod
     def of(cls, kind: type, **settings: Any) -> SelfTuning:
@@ -154,7 +155,7 @@ class SelfTuning(OwnsHead):
         return self.members[self._now.active] if self.linear is not None else self.members[0]
 
     def __getattr__(self, name: str) -> Any:
-        if name not in _OF_THE_BEST or "members" not in vars(self):
+        if name not in _OF_THE_BEST or not self.members:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if self.linear is not None:
             self._move(self._ready())
@@ -188,9 +189,8 @@ class SelfTuning(OwnsHead):
             ValueError: An entry is missing or wrong; the message names it and nothing changed.
         """
         linear = self._ready()
-        if isinstance(state_dict, dict) and "seen" in state_dict:  # hashes of samples, which were held out once
-            state_dict = {name: value for name, value in state_dict.items() if name != "seen"}
-        saved = schema.read("state_dict", state_dict, _KEYS, "SelfTuning")
+        # "seen": hashes of samples, which were held out once.
+        saved = schema.read("state_dict", state_dict, _KEYS, "SelfTuning", optional={"seen"})
         states = saved.items("members")
         J, like = len(states), join(linear)
         if not J:
@@ -383,7 +383,7 @@ class SelfTuning(OwnsHead):
                 replace(heads, old)
             raise learning.refusals[0] if not squared else explain_nonfinite(features, targets, linear)
 
-    def _after(self, now: Progress, learning: Learning) -> tuple[Progress, list[Any]]:
+    def _after(self, now: Progress, learning: Learning) -> tuple[Progress, Sequence[Any]]:
         """The progress after an update, and the members that go on."""
         members, refusals, errors = learning.members, learning.refusals, learning.errors
         learned = tuple(count + (not refused) for count, refused in zip(now.learned, refusals, strict=True))
@@ -434,8 +434,7 @@ class SelfTuning(OwnsHead):
         size = float(features.detach().double().square().mean())
         if math.isfinite(size):
             scale = 10.0 ** (2 * round(math.log10(math.sqrt(size)))) if size > 0 else 1.0
-            for member, given in zip(self.members, self._given, strict=True):
-                member._start_with(given.ridge * scale)
+            self._start_members(scale)
             history = (Choice(0, *settings_of(self.members[self._now.active])),)
             self._now = self._now._replace(scale=scale, history=history)
         return self._now
@@ -443,9 +442,13 @@ class SelfTuning(OwnsHead):
     def _unscale(self, now: Progress) -> None:
         """Take the scale away again after a first update that learned nothing."""
         if not now.scale:
-            for member, given in zip(self.members, self._given, strict=True):
-                member._start_with(given.ridge)
+            self._start_members(1.0)
             self._now = now
+
+    def _start_members(self, scale: float) -> None:
+        """Begin the members anew, with their ridges times `scale`."""
+        for member, given in zip(self.members, self._given, strict=True):
+            member._start_with(given.ridge * scale)
 
 
 def replace(heads: list[Tensor], values: list[Tensor]) -> None:

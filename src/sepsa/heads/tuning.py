@@ -96,7 +96,7 @@ def learn_together(
 class Learning:
     """One update of all members, which an interrupt may make run twice: a member learns its samples once."""
 
-    def __init__(self, members: list[Any], samples: Any, before: Progress, backends: Any, squared: bool) -> None:
+    def __init__(self, members: Sequence[Any], samples: Any, before: Progress, backends: Any, squared: bool) -> None:
         self.members, self.samples, self.before = members, samples, before
         self.backends, self.squared = backends, squared
         self.errors: list[float] | None = None

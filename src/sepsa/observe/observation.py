@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sepsa.heads import HeadSolver, LearnsPartly
+from sepsa.heads.base.partial_targets import weighted_mean
 from sepsa.observe.rows import weight_rows
 
 Collection: TypeAlias = Mapping[str, Tensor] | Sequence[Tensor]
@@ -71,8 +72,7 @@ class Observation:
         n = weight.numel()
         targets = targets.reshape(n, 1) if targets.shape == weight.shape else targets.reshape(n, 1, -1)
         each: Tensor = torch.func.vmap(solver.loss)(outputs.reshape(n, 1, -1), targets)  # of one sample each
-        weight = weight.reshape(n).to(each.dtype)
-        return (weight * each).sum() / weight.sum().clamp(min=torch.finfo(each.dtype).tiny)
+        return weighted_mean(each, weight.reshape(n).to(each.dtype))
 
     def loss_of_features(self, features: Tensor) -> Tensor:
         """Let the head learn its input, and return the solver's loss at the new head, as `loss` of its output.
@@ -94,12 +94,12 @@ class Observation:
         """Compute no gradient of the head until the context ends, because nothing uses it."""
         self.frozen = [p for p in head._parameters.values() if p is not None and p.requires_grad]
         for parameter in self.frozen:
-            parameter.requires_grad_(False)
+            parameter.requires_grad = False
 
     def thaw(self) -> None:
         """Compute gradients of the head again."""
         for parameter in self.frozen:
-            parameter.requires_grad_(True)
+            parameter.requires_grad = True
         self.frozen = ()
 
 

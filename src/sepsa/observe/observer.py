@@ -85,7 +85,7 @@ class Observer:
     ) -> None:
         self.model, self.name, self.head, self.solver = model, name, head, solver
         self.process_group = process_group
-        self.shapes = head.weight.shape, None if head.bias is None else head.bias.shape
+        self.shapes = shapes_of(head.weight, head.bias)
         self.generator = torch.Generator().manual_seed(torch.initial_seed())
         self.probe: OutputProbe | None = None if model is head else OutputProbe()
         self.attach()
@@ -155,13 +155,14 @@ class Observer:
     def is_frozen(self) -> bool:
         """Whether the user froze the head, which then does not learn; an error for a head that was changed."""
         weight, bias = own_parameters(self.head)
-        for name, parameter, had in (("weight", weight, self.shapes[0]), ("bias", bias, self.shapes[1])):
-            if had != (None if parameter is None else parameter.shape):
-                has = None if parameter is None else tuple(parameter.shape)
-                raise ValueError(
-                    f"head {self.name!r} has a {name} of shape {has} and had {had and tuple(had)} when this SepSA was "
-                    "made: make a new SepSA, with a new solver, after changing a head"
-                )
+        shapes = shapes_of(weight, bias)
+        if shapes != self.shapes:
+            k = int(shapes[0] == self.shapes[0])
+            has, had = (shape and tuple(shape) for shape in (shapes[k], self.shapes[k]))
+            raise ValueError(
+                f"head {self.name!r} has a {('weight', 'bias')[k]} of shape {has} and had {had} when this SepSA was "
+                "made: make a new SepSA, with a new solver, after changing a head"
+            )
         if bias is not None and bias.requires_grad is not weight.requires_grad:
             raise ValueError(
                 f"head {self.name!r} has a frozen {'bias' if weight.requires_grad else 'weight'} alone, and its solver "
@@ -437,3 +438,8 @@ class Observer:
         self.generator = torch.Generator()
         self.generator.set_state(state["generator"])
         self.attach()
+
+
+def shapes_of(weight: Tensor, bias: Tensor | None) -> tuple[torch.Size, torch.Size | None]:
+    """The shapes of a head's parameters."""
+    return weight.shape, None if bias is None else bias.shape

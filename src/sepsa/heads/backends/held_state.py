@@ -1,10 +1,9 @@
-"""The state of an `RLS` head, the backend that holds it and computes its updates, and updates in captured steps."""
+"""The state of an `RLS` head, the backend that holds it, its forgetting and ridge, and updates in captured steps."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Hashable
-from typing import Any, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -12,12 +11,13 @@ from torch import Tensor, nn
 
 from sepsa.heads.backends import choose
 from sepsa.heads.backends.captured_least_squares import CapturedState
-from sepsa.heads.backends.choose import Backend, Counters, HoldsState, Problem, UpdateSize
+from sepsa.heads.backends.choose import Backend, Counters, Problem, UpdateSize
 from sepsa.heads.backends.torch_least_squares import TorchBackend
 from sepsa.heads.base.checks import own_parameters
-from sepsa.heads.base.exact import ExactArithmetic
+from sepsa.heads.base.head import OwnsHead
 from sepsa.heads.base.parameters import commit, follow, ridges, store
 from sepsa.heads.math import evidence
+from sepsa.heads.math.anneal import annealed_forgetting, ridge_weight
 from sepsa.heads.math.evidence import Choice
 from sepsa.heads.math.least_squares import PENDING, SAMPLES, STEPS, LeastSquaresState
 from sepsa.heads.math.ridge import BiasRidge
@@ -25,25 +25,21 @@ from sepsa.heads.math.ridge import BiasRidge
 _SIZES = 64  # numbers of rows for which the choice of a backend is remembered
 
 
-class HeldByBackend(ExactArithmetic):
+class HeldByBackend(OwnsHead):
     """A head whose state a backend holds: `choose` decides which, by the device and the number of rows."""
 
     _not_copied = ("_backend", "_captured", "_place", "_chosen")
+    ridge: float | Literal["evidence"]
     bias_ridge: BiasRidge
+    noise_factor: float
+    forgetting: float
+    forgets = True  # in the next update; see `sepsa.heads.Forgets`
+    _ratio = 1.0  # of `anneal`
     _problem: Problem
     _initial: Tensor  # (m, p): the head at `bind`
     _choice: Choice  # the ridge and the prior in use
     _epoch: int | None = None  # of `anneal`
     _looked = -1  # the number of updates when evidence last looked at the ridge
-
-    @property
-    @abstractmethod
-    def _annealed(self) -> float:
-        """The forgetting at the present learning rate of the body."""
-
-    @abstractmethod
-    def _weigh_ridge(self, epochs: float) -> None:
-        """Multiply the ridges by the number of times that the head remembers each sample, if that is above 1."""
 
     def _problem_for(self, linear: nn.Linear, choice: Choice) -> Problem:
         """The prior and the ridges of a choice, in memory of their own."""
@@ -59,7 +55,7 @@ class HeldByBackend(ExactArithmetic):
         """Make this the state; the next update chooses its backend."""
         self._problem = problem
         self._captured: CapturedState | None = None  # what recordings of captured steps write to
-        self._backend: HoldsState = TorchBackend(problem, state, counters)
+        self._backend: Any = TorchBackend(problem, state, counters)
         self._place: tuple[Any, ...] = ()  # where the head lay when the backend was chosen
         self._chosen: dict[int, str] = {}  # the backends of updates by their number of rows
 
@@ -99,14 +95,14 @@ class HeldByBackend(ExactArithmetic):
         kind = weight.device.type, prior.dtype, prior.shape[1], len(prior), rows
         return UpdateSize(*kind, head_dtype=weight.dtype, contiguous=weight.is_contiguous())
 
-    def _lies(self) -> tuple[int, int | None]:
-        """The addresses of the head's parameters."""
+    def _lies(self) -> tuple[Any, ...]:
+        """The addresses of the head's parameters, and the backend that is forced, by which one was chosen."""
         weight, bias = own_parameters(self._head())
-        return weight.data_ptr(), None if bias is None else bias.data_ptr()
+        return weight.data_ptr(), None if bias is None else bias.data_ptr(), choose.forced()
 
     def _backend_for(self, rows: int) -> Backend:
         """The backend of an update of this many rows, which continues from the state of the one before."""
-        place = *self._lies(), choose.forced()
+        place = self._lies()
         moved = place != self._place  # another device, dtype or memory of the head
         if moved or self._chosen.get(rows) != self._backend.name:
             state, counters = self._read()
@@ -116,7 +112,8 @@ class HeldByBackend(ExactArithmetic):
             known = {} if moved or len(self._chosen) >= _SIZES else self._chosen
             self._chosen = known | {rows: self._backend.name}
             self._place = place  # last: an interrupt before lets the next update begin again
-        return cast(Backend, self._backend)
+        backend: Backend = self._backend
+        return backend
 
     # ------------------------------------------------------------------ changes
 
@@ -138,7 +135,7 @@ class HeldByBackend(ExactArithmetic):
     def checkpoint(self) -> Any:
         """Return what `rollback` needs to undo the next update: references and small copies of the state."""
         # This runs at every step, and `_read` costs as much as the copies.
-        if self._place[:2] != self._lies():
+        if self._place != self._lies():
             self._read()
             if self._place:  # in other memory of the same device
                 self._backend_for(1)
@@ -162,10 +159,73 @@ class HeldByBackend(ExactArithmetic):
 
     def _eager(self) -> Backend:
         """A backend that learns outside of a graph, with the state as it is."""
-        if self._backend is self._captured:
-            state, counters = self._backend.read()
+        if self._captured is not None and self._backend is self._captured:
+            state, counters = self._captured.read()
             self._backend, self._place = TorchBackend(self._problem, state.copy(), counters), ()
-        return cast(Backend, self._backend)
+        backend: Backend = self._backend
+        return backend
+
+    # ------------------------------------------------------------------ forgetting and the ridge
+
+    def _forgetting(self, backend: Any) -> float:
+        """The forgetting of the next update, for which the ridge gets its weight."""
+        if self._epoch is not None:
+            self._weigh_ridge(backend.counters)
+        if not self.forgets:
+            return 1.0
+        return self.forgetting if self._ratio == 1.0 else self._annealed
+
+    @property
+    def _annealed(self) -> float:
+        """The forgetting at the present learning rate of the body."""
+        return annealed_forgetting(self.forgetting, self._ratio)
+
+    def anneal(self, ratio: float, samples_per_epoch: int | None = None) -> None:
+        """Remember ratio^-2 times as many updates: the forgetting becomes 1 - (1 - `forgetting`) * ratio^2.
+
+        Where samples repeat, the head then remembers each of them several times. The ridge, as it is restored, becomes
+        that many times as large, so that it keeps its weight beside the samples.
+
+        Args:
+            ratio: The body's learning rate over its peak, in (0, 1].
+            samples_per_epoch: Number of samples after which they come again; None where they do not.
+        """
+        self._ratio, self._epoch = ratio, samples_per_epoch
+
+    def _weigh_ridge(self, counters: Counters) -> None:
+        """Multiply ridges that a number fixes by how often the head remembers each sample, if that is above 1."""
+        if self._epoch is not None and self.ridge != "evidence":
+            linear, prior, _ = self._problem
+            each = ridges(linear, self._choice.ridge, self.bias_ridge, prior)
+            self._backend.penalize(prior, each * ridge_weight(float(counters[SAMPLES]) / self._epoch))
+
+    def _choose_ridge(self, known: float, earlier: int, lam: float) -> None:
+        """Take the ridge and the prior of the largest evidence where that is due: after update number `earlier`, before
+        which the head remembered `known` samples.
+        """
+        samples, steps = float(self._backend.counters[SAMPLES]), int(self._backend.counters[STEPS])
+        if steps != self._looked and evidence.due(known, samples, steps, earlier, lam):
+            self._take_best_ridge(samples)
+            self._looked = steps
+
+    @torch.no_grad()
+    def _take_best_ridge(self, samples: float) -> None:
+        """Take the ridge and the prior of the largest evidence; the head remembers this many samples."""
+        (state, counters), (linear, prior, _) = self._backend.read(), self._problem
+        choice, kappa = self._choice, self.noise_factor
+        r = evidence.mean_weight(self._annealed, int(counters[STEPS]))
+        if self._epoch is not None:
+            kappa *= ridge_weight(samples / self._epoch)
+        with torch.autocast(prior.device.type, enabled=False):
+            for _ in range(evidence.ROUNDS):
+                found = evidence.best_choice(state, self._initial, choice, samples, r, kappa, linear.bias is not None)
+                if found == choice:
+                    break
+                _, new_prior, ridge = self._problem_for(linear, found)
+                _, old_prior, _ = self._problem_for(linear, choice)
+                state, choice = evidence.with_ridge(state, old_prior, ridge, new_prior), found
+        if choice != self._choice and all(bool(part.isfinite().all()) for part in (state.T, state.W)):
+            self._take(state, without_pending(counters), choice)
 
     # ------------------------------------------------------------------ learning inside a CUDA graph
 
@@ -185,10 +245,8 @@ class HeldByBackend(ExactArithmetic):
         captured.known = float(counters[SAMPLES]), int(counters[STEPS])
         self._captured = self._backend = captured
         self._place = ()
-        lam = self._annealed
-        if self._epoch is not None and self.ridge != "evidence":
-            self._weigh_ridge(float(counters[SAMPLES]) / self._epoch)
-        return *captured.place, *captured.forget(lam)
+        self._weigh_ridge(counters)
+        return *captured.place, *captured.forget(self._annealed)
 
     @torch.no_grad()
     def update_captured(self, features: Tensor, targets: Tensor) -> Tensor:
@@ -216,8 +274,7 @@ class HeldByBackend(ExactArithmetic):
         """
         if self.ridge != "evidence" or self._captured is None:
             return None
-        lam = self._annealed
-        return evidence.updates_until(self._captured.known[0], rows, lam)
+        return evidence.updates_until(self._captured.known[0], rows, self._annealed)
 
     @torch.no_grad()
     def finish_captured(self) -> None:

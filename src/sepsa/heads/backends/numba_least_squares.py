@@ -72,13 +72,12 @@ class NumbaBackend(TorchBackend):
         (m, p), self.k = state.W.shape, problem.linear.in_features
         self.outputs = m
         shapes = shapes_of(p, m)
-        self.ends = length_of(shapes[:5]), length_of(shapes[:6])  # of the state, without and with H
         memory = state.T.new_zeros(length_of(shapes))
         part = self.parts = Parts._make(split(memory, shapes))
         own = LeastSquaresState(part.T, part.W, part.H, part.energy[0], part.left[0])
         super().__init__(problem, own, part.counters[0].numpy())
         self._note_penalty()
-        self.memory = memory.numpy()
+        self.states = [memory.numpy()[: length_of(shapes[:end])] for end in (5, 6)]  # without and with H
         self.weight = weight.numpy()
         self.bias = np.zeros(0, self.weight.dtype) if bias is None else bias.detach().numpy()
         self.dtype = weight.dtype
@@ -183,8 +182,7 @@ class NumbaBackend(TorchBackend):
 
     def checkpoint(self) -> Snapshot:
         """The state, its counters and the head as they are now."""
-        end = self.ends[bool(self.counters[PENDING])]
-        return Snapshot(self.memory[:end].copy(), self.weight.copy(), self.bias.copy())
+        return Snapshot(self.states[bool(self.counters[PENDING])].copy(), self.weight.copy(), self.bias.copy())
 
     def load(self, state: LeastSquaresState, counters: Counters) -> None:
         """Continue from this state, copied into the array."""

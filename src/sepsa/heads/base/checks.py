@@ -209,15 +209,6 @@ def check_weight(linear: nn.Linear, features: Tensor, sample_weight: Tensor | No
 
 
 def _check_tensor(name: str, value: object, device: torch.device) -> None:
-    if (
-        isinstance(value, Tensor)
-        and value.layout is torch.strided
-        and not value.is_nested
-        and value.is_floating_point()
-        and value.device == device
-        and not value.is_meta
-    ):
-        return
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}: use torch.as_tensor({name})")
     if value.is_nested:
@@ -234,7 +225,8 @@ def _check_tensor(name: str, value: object, device: torch.device) -> None:
         raise TypeError(f"{name} must be floating point, got {value.dtype}: call {name}.float()")
     if value.device != device:
         raise ValueError(f"{name} must be on {device}, where the head is, got {value.device}")
-    raise ValueError(f"{name} must hold numbers, got a meta tensor: move the head and the data to a real device")
+    if value.is_meta:
+        raise ValueError(f"{name} must hold numbers, got a meta tensor: move the head and the data to a real device")
 
 
 def explain_nonfinite(

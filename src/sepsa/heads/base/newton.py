@@ -294,7 +294,7 @@ class NewtonHead(OwnsHead):
         Phi, mean = self._logits(features)
         if not return_std:
             return mean
-        return Posterior(mean, self._deviation(Phi).reshape(mean.shape).to(mean.dtype))
+        return Posterior(mean, parameters.as_outputs(self._head(), features, self._deviation(Phi)))
 
     def _last_step(self) -> float:
         """The norm of the weights' change in the last update, for `health`."""
@@ -309,7 +309,7 @@ class NewtonHead(OwnsHead):
         """Φ (n, p) of features (..., in_features), and the logits (..., out_features)."""
         linear = self._ready()
         Phi, W = parameters.rows_to_predict(linear, features, self._state.W)
-        return Phi, (Phi @ W.T).reshape(*features.shape[:-1], len(W)).to(linear.weight.dtype)
+        return Phi, parameters.as_outputs(linear, features, Phi @ W.T)
 
 
 def check_consistent(saved: Entries, state: CrossEntropyState) -> None:

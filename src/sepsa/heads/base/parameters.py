@@ -67,6 +67,11 @@ def rows_to_predict(linear: nn.Linear, features: Tensor, W: Tensor) -> tuple[Ten
     return Phi, follow(linear, W)
 
 
+def as_outputs(linear: nn.Linear, features: Tensor, rows: Tensor) -> Tensor:
+    """Rows (n, m), one for each row of features (..., in_features), as the head returns them: (..., m) in its dtype."""
+    return rows.reshape(*features.shape[:-1], rows.shape[1]).to(linear.weight.dtype)
+
+
 def samples(
     linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, float]:

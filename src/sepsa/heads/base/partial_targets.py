@@ -57,6 +57,11 @@ def mean_loss(each: Tensor, observed: Tensor, sample_weight: Tensor | None) -> T
     if sample_weight is not None:
         per_output = sample_weight.shape == each.shape
         weight = weight * (sample_weight if per_output else sample_weight.unsqueeze(-1)).to(each.dtype)
+    return weighted_mean(each, weight)
+
+
+def weighted_mean(each: Tensor, weight: Tensor) -> Tensor:
+    """The mean of `each` by weights of its shape and dtype; 0 where all of them are."""
     return (weight * each).sum() / weight.sum().clamp(min=torch.finfo(each.dtype).tiny)
 
 

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from sepsa.heads.base.parameters import ridges
-from sepsa.heads.base.state_checks import check_positive_definite, check_root, read_forgetting, read_ridges, read_solver
+from sepsa.heads.base.state_checks import check_positive_definite, check_root, read_ridges, read_solver
 from sepsa.heads.math.anneal import FLOOR, MEMORY
 from sepsa.heads.math.least_squares import LeastSquaresState
 from sepsa.heads.math.ridge import BiasRidge
 from sepsa.restoration import LEAST_SHARE
 from sepsa.states.schema import Entries
+from sepsa.states.schema import settings as named
+from sepsa.validation import in_range
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -62,9 +64,10 @@ def read_root(
     each, by_evidence = state["ridges"], None
     if isinstance(each, (list, tuple)) and len(each) == 4:
         each, by_evidence = each[:2], read_choice(state.items("ridges", 4))
-    settings = RLSSettings(
-        tensors["prior"], *read_ridges("state_dict['ridges']", each), read_forgetting(state), by_evidence
-    )
+    both = read_ridges("state_dict['ridges']", each)
+    with named(state.path("forgetting")):
+        forgetting = in_range("forgetting", state["forgetting"], 0.0, 1.0)
+    settings = RLSSettings(tensors["prior"], *both, forgetting, by_evidence)
     counters = read_counters(state, p)
     H, energy = tensors.get("H"), tensors["energy"]
     if H is not None:

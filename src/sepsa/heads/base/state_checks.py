@@ -30,12 +30,6 @@ def read_ridges(name: str, pair: object) -> tuple[float, BiasRidge]:
         return in_range("ridge", pair[0], 0.0, math.inf), bias_setting(pair[1])
 
 
-def read_forgetting(state: Entries, key: Any = "forgetting") -> float:
-    """A factor of forgetting in (0, 1]."""
-    with settings(state.path(key)):
-        return in_range("forgetting", state[key], 0.0, 1.0)
-
-
 def check_positive_definite(state: Entries, key: str, value: Tensor) -> None:
     """Check that a matrix (p, p) is symmetric, up to rounding, and positive definite."""
     scale = value.diagonal().clamp(min=0).sqrt()

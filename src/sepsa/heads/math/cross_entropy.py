@@ -24,7 +24,7 @@ the residual √q (W - prior)_j, in rotation. CrossEntropyState: T (p, p) with T
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -294,10 +294,13 @@ def each_curvature(state: CrossEntropyState) -> list[CrossEntropyState]:
     """The state, or that of each output where these have curvatures of their own, as a head of one output has it."""
     if state.T.ndim == 2:
         return [state]
-    return [
-        CrossEntropyState(T, W[None], prior[None], share[None], left, counters, weights, state.ridge)
-        for T, W, prior, share, left, counters, weights in zip(*state[:7], strict=True)
-    ]
+    return [of_one_output(parts, state.ridge) for parts in zip(*state[:7], strict=True)]
+
+
+def of_one_output(parts: Sequence[Tensor], ridge: Tensor) -> CrossEntropyState:
+    """The state of a head of one output, from its parts of a state of several, and the ridge that these share."""
+    T, W, prior, share, left, counters, weights = parts
+    return CrossEntropyState(T, W[None], prior[None], share[None], left, counters, weights, ridge)
 
 
 def with_root(state: CrossEntropyState) -> CrossEntropyState:

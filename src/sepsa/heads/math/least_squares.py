@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,6 +47,9 @@ ROW_LIMIT = 4
 # The largest relative error that `unlearn` may leave.
 UNLEARN_TOLERANCE = 1e-6
 
+_mse_loss: Any = torch._C._nn.mse_loss
+_MEAN = 1  # the number by which it knows this reduction
+
 # Positions in a head's counters: updates, effective samples, the next coordinate to get its ridge back, the updates
 # gathered in H, and the trace that they added to it.
 STEPS, SAMPLES, CURSOR, PENDING, GROWTH = range(5)
@@ -73,6 +76,12 @@ def triangular(C: Tensor, X: Tensor, upper: bool = False) -> Tensor:
     """C⁻¹X of a lower or upper C."""
     solution: Tensor = torch.linalg.solve_triangular(C, X, upper=upper)
     return solution
+
+
+def mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """`functional.mse_loss` of tensors of one shape. There an expansion to one shape takes as long as the loss."""
+    loss: Tensor = _mse_loss(outputs, targets, _MEAN)
+    return loss
 
 
 class LeastSquaresState(NamedTuple):

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
+from sepsa.heads.backends.held_state import HeldByBackend
 from sepsa.heads.base import health
-from sepsa.heads.base.head import OwnsHead
-from sepsa.heads.base.parameters import rows_to_predict
+from sepsa.heads.base.parameters import as_outputs, rows_to_predict
 from sepsa.heads.math import least_squares
-from sepsa.heads.math.least_squares import SAMPLES, STEPS, LeastSquaresState
+from sepsa.heads.math.least_squares import SAMPLES, STEPS
 from sepsa.heads.protocols import Posterior
 from sepsa.validation import in_range
 
 
-class NormalPosterior(OwnsHead):
-    """`predict`, `sample`, `covariance` and `health` of heads with the state of recursive least squares."""
+class NormalPosterior(HeldByBackend):
+    """`predict`, `sample`, `covariance` and `health` of `RLS`."""
 
     _recent: health.Recent
-
-    @abstractmethod
-    def _read(self) -> tuple[LeastSquaresState, Any]:
-        """The state and its counters, on the device of the head."""
-
-    def _label(self) -> str:
-        return "RLS"
 
     @property
     def steps(self) -> int:
@@ -91,14 +83,14 @@ class NormalPosterior(OwnsHead):
         Returns:
             Predictions (..., out_features), or a `Posterior(mean, std)` of two such tensors.
         """
-        Phi, W = self._rows(features)
-        shape, dtype = (*features.shape[:-1], len(W)), self._head().weight.dtype
-        mean = (Phi @ W.T).reshape(shape).to(dtype)
+        linear = self._head()
+        Phi, W = rows_to_predict(linear, features, self._read()[0].W)
+        mean = as_outputs(linear, features, Phi @ W.T)
         if not return_std:
             return mean
         T, variance = self._scaled("return_std", noise)
         spread = 1 + (Phi @ T.T).square().sum(1, keepdim=True)
-        return Posterior(mean, (spread * variance).sqrt().reshape(shape).to(dtype))
+        return Posterior(mean, as_outputs(linear, features, (spread * variance).sqrt()))
 
     @torch.no_grad()
     def sample(
@@ -114,15 +106,12 @@ class NormalPosterior(OwnsHead):
         Returns:
             Predictions (..., out_features).
         """
-        Phi, W = self._rows(features)
+        linear = self._head()
+        Phi, W = rows_to_predict(linear, features, self._read()[0].W)
         T, variance = self._scaled("sample", noise)
         normal = torch.randn(W.shape, dtype=W.dtype, device=W.device, generator=generator)
         drawn = W + variance.sqrt()[:, None] * (normal @ T)  # rows of normal @ T have the covariance TᵀT
-        linear = self._head()
-        return (Phi @ drawn.T).reshape(*features.shape[:-1], len(W)).to(linear.weight.dtype)
-
-    def _rows(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        return rows_to_predict(self._head(), features, self._read()[0].W)
+        return as_outputs(linear, features, Phi @ drawn.T)
 
     def _scaled(self, asked: str, noise: float | None) -> tuple[Tensor, Tensor]:
         """T, and σ² (m,)."""

@@ -3,43 +3,24 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from sepsa.heads.backends.choose import Counters, Problem
 from sepsa.heads.base.checks import check_rows, explain_nonfinite
 from sepsa.heads.base.delta import Delta, learn, since
 from sepsa.heads.base.parameters import follow, samples
-from sepsa.heads.base.posterior import NormalPosterior
 from sepsa.heads.math import evidence, least_squares
+from sepsa.heads.math.evidence import Choice
 from sepsa.heads.math.least_squares import LeastSquaresState
+from sepsa.heads.posterior import NormalPosterior
 
 
 class ExactArithmetic(NormalPosterior):
     """`unlearn`, `delta_since` and `merge` of `RLS`."""
-
-    ridge: Any
-    forgetting: float
-    _problem: Any  # the head, its prior (m, p) and its ridges (p,)
-
-    @abstractmethod
-    def _at_bind(self) -> Any:
-        """The head, its prior and its ridges before any sample, by which two heads may be merged."""
-
-    @abstractmethod
-    def _eager(self) -> Any:
-        """A backend that learns outside of a graph, with the state as it is."""
-
-    @abstractmethod
-    def _take(self, state: LeastSquaresState, counters: Any) -> None:
-        """Make this the state, and its W the weights of the head."""
-
-    @abstractmethod
-    def _choose_ridge(self, known: float, earlier: int, lam: float) -> None:
-        """Let evidence choose the ridge, after update number `earlier`, before which the head had `known` samples."""
 
     @torch.no_grad()
     def unlearn(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
@@ -54,14 +35,12 @@ class ExactArithmetic(NormalPosterior):
             ValueError: The head's curvature or its objective shows that it never learned these samples, or they are so
                 large that the result would be wrong by more than a millionth; nothing changed.
         """
-        (state, counters), linear = self._read(), self._head()
-        self._remembers_all("unlearn")
+        linear, state, counters = self._remembering_all("unlearn")
         check_rows(linear, features, targets, sample_weight)
         Phi, Y, total = samples(linear, features, targets, sample_weight, state.T.dtype)
         if not math.isfinite(float(Phi.square().sum() + Y.square().sum())):
             raise explain_nonfinite(features, targets, linear)
         steps, seen, cursor, _, _ = counters
-        state = state._replace(W=follow(linear, state.W))
         new = least_squares.unlearn(state, Phi, Y, total, seen, self._problem.prior, self._problem.ridge)
         self._eager()
         self._take(new, np.array([steps, max(0.0, seen - total), cursor, 0.0, 0.0]))
@@ -76,9 +55,7 @@ class ExactArithmetic(NormalPosterior):
         Returns:
             A `Delta`, whose size does not depend on the number of samples.
         """
-        (state, counters), linear = self._read(), self._head()
-        self._remembers_all("delta_since")
-        state = state._replace(W=follow(linear, state.W))
+        linear, state, counters = self._remembering_all("delta_since")
         _, prior, ridge = self._at_bind()
         if self.ridge == "evidence":
             state = evidence.with_ridge(state, self._problem.prior, ridge, prior)
@@ -96,10 +73,8 @@ class ExactArithmetic(NormalPosterior):
         """
         if not isinstance(other, (ExactArithmetic, Delta)):
             raise TypeError(f"other must be an RLS or a Delta, which delta_since returns, got {type(other).__name__}")
-        (state, counters), linear = self._read(), self._head()
-        self._remembers_all("merge")
+        linear, state, counters = self._remembering_all("merge")
         delta = other if isinstance(other, Delta) else other.delta_since()
-        state = state._replace(W=follow(linear, state.W))
         _, prior, ridge = self._at_bind()
         new = learn(state, delta, prior, ridge, linear.weight.dtype)
         steps, seen, cursor, _, _ = counters
@@ -108,9 +83,17 @@ class ExactArithmetic(NormalPosterior):
         if self.ridge == "evidence":
             self._choose_ridge(seen, int(steps), 1.0)
 
-    def _remembers_all(self, verb: str) -> None:
+    def _at_bind(self) -> Problem:
+        """The prior and the ridges before any sample, by which two heads may be merged."""
+        by_evidence = self.ridge == "evidence"
+        return self._problem_for(self._head(), Choice(evidence.START, 1.0)) if by_evidence else self._problem
+
+    def _remembering_all(self, verb: str) -> tuple[nn.Linear, LeastSquaresState, Counters]:
+        """The head, its state with changes made from outside, and its counters; an error at forgetting below 1."""
+        (state, counters), linear = self._read(), self._head()
         if self.forgetting != 1.0:
             raise ValueError(
                 f"{verb} is exact only at forgetting 1, got {self.forgetting:g}: "
                 "with forgetting, a head depends on when each sample came"
             )
+        return linear, state._replace(W=follow(linear, state.W)), counters
