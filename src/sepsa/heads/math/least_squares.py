@@ -47,7 +47,7 @@ ROW_LIMIT = 4
 # The largest relative error that `unlearn` may leave.
 UNLEARN_TOLERANCE = 1e-6
 
-_mse_loss: Any = torch._C._nn.mse_loss
+_mse_loss: Any = torch.ops.aten.mse_loss.default
 _MEAN = 1  # the number by which it knows this reduction
 
 # Positions in a head's counters: updates, effective samples, the next coordinate to get its ridge back, the updates
