@@ -31,8 +31,6 @@ from sepsa.stream.forecast.kernels.parts import (
 from sepsa.stream.kernels.compilation import called
 from sepsa.stream.kernels.robust import HUGE
 
-# Of exponential smoothing without and with a season: rates of level, trend and season; how a trend is damped.
-SMOOTHING = ((0.95, 0.2, 0.0, 1.0), (0.5, 0.05, 0.3, 0.98))
 RECENT = 0.99  # discount of the errors by which forecasts are bounded and intervals scaled
 
 exceeds = called(candidates.exceeds)
@@ -96,47 +94,6 @@ def naive_forecasts(periods, lags, smoothed, h, t, now, last, out):
         out[base], out[bases + base] = value, value + rows * drift
     for i in range(smoothed.size):
         out[2 * bases + i] = smoothed[i]
-
-
-@called
-def smooth(model, t):
-    """Let exponential smoothing learn row t, and fill its forecasts, within the bounds of those of the heads.
-
-    A missing value is the forecast of it: over a gap a trend alone would grow without bounds.
-    """
-    periods = fixed.PERIODS(model)
-    z = row.Z(model)
-    state, index, smoothed, profile = stack.views("SMOOTH INDEX SMOOTHED PROFILE", model)
-    extent, H, phase = shared.EXTENT(model), size.horizon(model), shared.COUNTS(model).phase
-    smoothed = smoothed[t % H]
-    for j in range(z.size):
-        low, high = 2.0 * extent[0, j] - extent[1, j], 2.0 * extent[1, j] - extent[0, j]
-        for i in range(state.shape[1]):
-            to_level, to_slope, to_season, damped = SMOOTHING[i]
-            own, span = state[j, i], math.floor(periods[0] + 0.5) if i > 0 else 1
-            slot = int(phase % periods[0]) if i > 0 else 0
-            if t < span:
-                own[0], own[1] = z[j], 0.0
-            elif t == span and i > 0:
-                own[0] = 0.0
-                for n in range(span):
-                    own[0] += profile[j, 0, n] / span
-                for n in range(index.shape[1]):
-                    index[j, n] = profile[j, 0, n] - own[0]
-            if t >= span:
-                own[1] *= damped
-                own[0] += own[1]
-                e = z[j] - own[0] - (index[j, slot] if i > 0 else 0.0)
-                own[0] += to_level * e
-                own[1] += to_level * to_slope * e
-                if i > 0:
-                    index[j, slot] += to_season * (1.0 - to_level) * e
-            ahead, rate = 0.0, 1.0
-            for h in range(H):
-                rate *= damped
-                ahead += rate
-                season = index[j, int((phase + h + 1) % periods[0])] if i > 0 else 0.0
-                smoothed[j, h, i] = min(max(own[0] + own[1] * ahead + season, low), high)
 
 
 @called
