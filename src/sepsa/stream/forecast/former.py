@@ -86,6 +86,7 @@ def smoothing(trend: Any, season: Any, index: Any, sizes: Sizes) -> dict[str, An
         "ODDS": np.tile(first_odds(sizes), (series, 1)),
         "ODDS_U": np.zeros((series, rates)),
         "ODDS_D": np.full((series, rates), 0.5),
+        "VARIANCE": np.zeros(series),
     }
 
 

@@ -52,7 +52,7 @@ def smooth_season(model, j, t, now):
     """Let smoothing with a season learn row t of series j; before two seasons its forecast is the last value."""
     z, there = row.views("Z THERE", model)
     state, odds, smoothed = stack.views("SEASON ODDS SMOOTHED", model)
-    state, reach, phase, H = state[j], shared.REACH(model)[j], shared.COUNTS(model).phase, size.horizon(model)
+    state, phase, H = state[j], shared.COUNTS(model).phase, size.horizon(model)
     period = fixed.PERIODS(model)[0]
     span = math.floor(period + 0.5)
     if t < 2 * span:
@@ -62,8 +62,8 @@ def smooth_season(model, j, t, now):
             start(state, stack.PROFILE(model)[j, 0], shared.LAGS(model)[j], now - span, period, phase - span)
         slot = INDEX + int(phase % period)
         e = learn(state, state[slot], odds[j], z[j], row.SLOPES(model))
-        if there[j] and reach > 0.0:
-            learn_rates(model, j, e / reach, reach)
+        if there[j]:
+            learn_rates(model, j, e, t - 2 * span)
     ahead, damped = 0.0, 1.0
     for h in range(H):
         damped *= DAMPING
@@ -129,14 +129,18 @@ def rate(odds):
 
 
 @called
-def learn_rates(model, j, error, scale):
-    """Let the rates of series j learn an error in units of `scale` by the derivatives of its forecast."""
+def learn_rates(model, j, error, rows):
+    """Let the rates of series j, which have learned so many rows, learn an error by the derivatives of its forecast."""
     slopes, gain = row.views("SLOPES ODDS_GAIN", model)
-    odds, U, D = stack.views("ODDS ODDS_U ODDS_D", model)
-    most, farthest = 3.0, 7.0  # of an error, and of log-odds
-    for i in range(slopes.size):
-        slopes[i] /= scale
-    total = rank_one(U[j], D[j], slopes, 0, 1.0, gain)
-    for i in range(slopes.size):
-        odds[j, i] += gain[i] / total * min(max(error, -most), most)
-        odds[j, i] = min(max(odds[j, i], -farthest), farthest)
+    odds, U, D, variance = stack.views("ODDS ODDS_U ODDS_D VARIANCE", model)
+    most, farthest = 3.0, 7.0  # standard deviations of an error, and log-odds
+    square = min(error * error, most * most * variance[j]) if rows > 0 else error * error
+    variance[j] += max(0.02, 1.0 / (rows + 1)) * (square - variance[j])
+    deviation = math.sqrt(variance[j])
+    if deviation > 0.0:
+        for i in range(slopes.size):
+            slopes[i] /= deviation
+        total = rank_one(U[j], D[j], slopes, 0, 1.0, gain)
+        for i in range(slopes.size):
+            odds[j, i] += gain[i] / total * min(max(error / deviation, -most), most)
+            odds[j, i] = min(max(odds[j, i], -farthest), farthest)
