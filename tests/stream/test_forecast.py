@@ -18,7 +18,15 @@ from hypothesis import strategies as st
 import sepsa
 import sepsa.river
 from breaking.damage import same
-from reference import candidate_weights, changes_of_inputs, faded_rows, late_regression
+from reference import (
+    candidate_weights,
+    changes_of_inputs,
+    faded_rows,
+    late_regression,
+    smoothed_season,
+    smoothed_trend,
+    smoothing_rates,
+)
 from sepsa import SepSAForecaster
 from sepsa.checkpoint import CheckpointError
 from sepsa.stream.forecast import history
@@ -540,34 +548,18 @@ def test_a_trend_is_followed_at_every_step(seasons):
     assert np.abs(made - y[148:]).max() < 5  # the last value is wrong by 24, and that of a season too
 
 
-def smoothing(y, period, level_rate, trend_rate, season_rate, damped, ahead):
-    """The forecasts (rows, ahead) by exponential smoothing, in the textbook form; a period of 0 is none."""
-    level, trend, season, made = y[0], 0.0, np.zeros(max(period, 1)), []
-    for t, value in enumerate(y):
-        slot = t % period if period else 0
-        if t == period and period:
-            level, season = y[:period].mean(), y[:period] - y[:period].mean()
-        if t >= max(period, 1):
-            before, level = level, level_rate * (value - season[slot]) + (1 - level_rate) * (level + damped * trend)
-            trend = trend_rate * (level - before) + (1 - trend_rate) * damped * trend
-            if period:
-                season[slot] += season_rate * (value - level - season[slot])
-        else:
-            level = value
-        steps = np.arange(1, ahead + 1)
-        made.append(level + trend * np.cumsum(damped**steps) + (season[(t + steps) % period] if period else 0.0))
-    return np.array(made)
-
-
-def test_exponential_smoothing_equals_its_textbook_form():
-    t, rng = np.arange(200), np.random.default_rng(0)
-    y = 0.3 * t + 10 * np.sin(2 * np.pi * t / 12) + rng.normal(size=200)
+def test_exponential_smoothing_equals_its_textbook_form_at_rates_by_gauss_newton_steps():
+    t, rng = np.arange(150), np.random.default_rng(0)
+    y = 0.3 * t + 10 * np.sin(2 * np.pi * t / 12) + rng.normal(size=150) + rng.normal(size=150).cumsum()
     model = SepSAForecaster(5, seasons=(12,)).fit(y)._model
-    shared, smoothed = model.memory.of("shared"), model.memory("SMOOTHED", "stack")
-    for i, rates in enumerate(choice.SMOOTHING):
-        expected = smoothing(y, 12 if i else 0, *rates, 5)[-5:]
-        ring = smoothed[np.arange(195, 200) % 5, 0, :, i] * shared("SCALE") + shared("MEAN")
-        np.testing.assert_allclose(ring, expected, rtol=1e-9)
+    shared, stack = model.memory.of("shared"), model.memory.of("stack")
+    made = stack("SMOOTHED")[149 % 5, 0] * shared("SCALE") + shared("MEAN")
+    rates = smoothing_rates(y, 12, np.array([0.5, 0.05, 0.3]), 0.15)
+    assert np.abs(np.log(rates[-1] / rates[0])).min() > 0.02  # all follow the data
+    # The differences are wrong by some 1e-10 of the forecasts.
+    np.testing.assert_allclose(1 / (1 + np.exp(-stack("ODDS")[0])), rates[-1], rtol=1e-6)
+    np.testing.assert_allclose(made[:, 0], smoothed_trend(y, 0.95, 0.2, 5), rtol=1e-9)
+    np.testing.assert_allclose(made[:, 1], smoothed_season(y, 12, rates[:-1], 5), rtol=1e-6)
 
 
 def test_river_evaluates_it():

@@ -85,7 +85,7 @@ def smoothing(trend: Any, season: Any, index: Any, sizes: Sizes) -> dict[str, An
         "SEASON": state,
         "ODDS": np.tile(first_odds(sizes), (series, 1)),
         "ODDS_U": np.zeros((series, rates)),
-        "ODDS_D": np.full((series, rates), 0.5),
+        "ODDS_D": np.full((series, rates), 0.15),
         "VARIANCE": np.zeros(series),
     }
 

@@ -207,7 +207,7 @@ stack = Group(
     number("SEASON", "series smoothed_season 4", power=1),
     number("ODDS", "series rates", (-7.0, 7.0), start=first_odds),
     number("ODDS_U", "series rates"),
-    number("ODDS_D", "series rates", (1e-300, MOST), start=0.5),
+    number("ODDS_D", "series rates", (1e-300, MOST), start=0.15),
     number("VARIANCE", "series", (0, MOST), power=2),  # of the errors of one step
     number("SMOOTHED", "horizon series horizon smoothers", power=1),
     scratch("X", "stacked"),
