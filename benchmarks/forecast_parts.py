@@ -1,9 +1,9 @@
 """What each part of `SepSAForecaster` gains at `every=1`: errors of forecasts, leaving out one at a time.
 
-    python benchmarks/forecast_parts.py --data FOLDER [--half choose|report] [--only NAME]
+    python benchmarks/forecast_parts.py --data FOLDER [--half choose|report] [--only PART ...]
     python benchmarks/forecast_parts.py --table
 
-A part is left out by a change of a few lines in a copy of the source. The sets are those of `trends.py`,
+Parts are left out by switches in a copy of the source, which is compiled once. The sets are those of `trends.py`,
 `forecast_real.py` (without random walks) and `m4.py`, with their packages and FOLDER. The half `choose` decides what is
 dropped; of M4 it has series by which something was chosen, and `report` some of the others. The gain of a part is the
 mean over the series of a set, or over series and steps, of log(error without it / error with all).
@@ -26,81 +26,92 @@ import numpy as np
 
 ROOT = Path(__file__).parents[1]
 RESULT = Path(__file__).with_suffix(".json")
-KERNELS = "stream/forecast/kernels"
 SETS = ("trends", "real", "M4 weekly", "M4 hourly")
 M4_SERIES = {"choose": {"weekly": slice(1, None, 8), "hourly": slice(1, None, 16)}}
 M4_SERIES["report"] = {"weekly": slice(3, None, 8), "hourly": slice(3, None, 16)}
-BASES = "(len(known) - 1) // 2"  # the last value and that of each season
 
 
-class Without(NamedTuple):
-    """A part, and the change that leaves it out: in a file of the package, a text and its replacement."""
+class Switch(NamedTuple):
+    """Where a copy of the source asks whether a part is left out, `{out}`: in a file, a text and its replacement."""
 
-    part: str
-    file: str = ""
-    text: str = ""
-    replacement: str = ""
-
-
-def naive(part: str, condition: str) -> Without:
-    """A naive forecast that is never used: that of the places i in KNOWN which fulfil a condition."""
-    text = "for i in range(len(known)):\n        gain, square"
-    replacement = f"for i in range(len(known)):\n        if {condition}:\n            continue\n        gain, square"
-    return Without(part, f"{KERNELS}/choice.py", text, replacement)
+    parts: tuple[str, ...]
+    file: str
+    text: str
+    replacement: str
 
 
-PARTS = (
-    Without("nothing"),
-    Without(
-        "own heads",
-        f"{KERNELS}/step.py",
-        "for family in range(JOINT + 1):\n        learn_inputs(model, family, t, now)\n"
-        "        best_losses(model, family)\n    for family in range(JOINT + 1):",
-        "for family in range(JOINT + 1):\n        learn_inputs(model, family, t, now)\n"
-        "    for family in range(JOINT, JOINT + 1):\n        best_losses(model, family)\n"
-        "    for family in range(JOINT, JOINT + 1):",
+def naive(part: str, condition: str) -> Switch:
+    """A naive forecast that never leads: those of the places i in KNOWN that fulfil a condition."""
+    text = "            leader = follow_leader("
+    drop = f"            for i in range(len(own)):\n                if {{out}} and {condition}:\n"
+    return Switch((part,), "choice.py", text, drop + f"                    own[i, LEAD] = -1.0\n{text}")
+
+
+def of_seasons(text: str) -> Switch:
+    """What the stack sees of a season's profile, filled by this call."""
+    space = " " * (len(text) - len(text.lstrip()))
+    drop = f"{space}for i in range(periods.size):\n{space}    if {{out}}:\n"
+    drop += f"{space}        x[3 + 4 * i], x[4 + 4 * i] = 0.0, 0.0\n"
+    return Switch(("profile in the stack",), "choice.py", text, f"{text}\n{drop.rstrip()}")
+
+
+BASES = "periods.size + 1"  # naive forecasts by last values
+WITHOUT = "given.OPTIONS(model).without"
+SWITCHES = (
+    Switch(
+        ("own heads", "joint heads"),
+        "step.py",
+        "        best_losses(model, family)\n    for family in range(JOINT + 1):\n        add_forecasts(",
+        f"        if {WITHOUT} != family + 1:\n            best_losses(model, family)\n"
+        "    for family in range(JOINT + 1):\n"
+        f"        if {WITHOUT} != family + 1:\n            add_forecasts(",
     ),
-    Without(
-        "joint heads",
-        f"{KERNELS}/step.py",
-        "for family in range(JOINT + 1):\n        learn_inputs(model, family, t, now)\n"
-        "        best_losses(model, family)\n    for family in range(JOINT + 1):",
-        "for family in range(JOINT + 1):\n        learn_inputs(model, family, t, now)\n"
-        "    for family in range(JOINT):\n        best_losses(model, family)\n    for family in range(JOINT):",
+    Switch(
+        ("terms times sines of a season",),
+        "heads.py",
+        "x[n] *= common[factor[g, n]]",
+        "x[n] *= 0.0 if {out} else common[factor[g, n]]",
     ),
-    Without(
-        "terms times sines of a season",
-        "stream/forecast/model.py",
-        "for factor in (range(1, 5) if season else ())]",
-        "for factor in ()]",
+    Switch(
+        ("stack",),
+        "choice.py",
+        "min(max(mean + dot(W[j, h], x), low",
+        "min(max(mean + (0.0 if {out} else dot(W[j, h], x)), low",
     ),
-    Without("stack", f"{KERNELS}/choice.py", "min(max(mean + dot(W[j, h], x), low", "min(max(mean, low"),
-    Without("profile in the stack", f"{KERNELS}/choice.py", "= profile[i, int((phase + h + 1) % period)] - last", "= 0.0"),
-    Without("distance from the profile in the stack", f"{KERNELS}/choice.py", "x[4 + 4 * i] = off[i]", "x[4 + 4 * i] = 0.0"),
-    Without(
-        "change over a season in the stack",
-        f"{KERNELS}/choice.py",
-        "x[5 + 4 * i] = last - lags[now - math.floor(period + 0.5)]",
-        "x[5 + 4 * i] = 0.0",
+    of_seasons(
+        "            seasonal(periods, profile[j], h, phase - h - 1, last, lags[j], now - h - 1, now, off[at, j], x)"
+    ),
+    of_seasons(
+        "                seasonal(periods, profile[j], h, phase, z[j], lags[j], now, now + h + 1, off[at, j], x)"
     ),
     naive("last values of seasons", f"0 < i < {BASES}"),
-    naive("drifts", f"{BASES} <= i < 2 * {BASES}"),
-    naive("smoothing of a trend", f"i == 2 * {BASES}"),
-    naive("smoothing with a season", f"i > 2 * {BASES}"),
-    Without(
-        "leader of the step before",
-        f"{KERNELS}/choice.py",
-        "certainty = 0.5 * least if i == near else least",
-        "certainty = least",
+    naive("drifts", f"{BASES} <= i < 2 * ({BASES})"),
+    naive("smoothing of a trend", f"i == 2 * ({BASES})"),
+    naive("smoothing with a season", f"i > 2 * ({BASES})"),
+    Switch(
+        ("leader of the step before",), "choice.py", "if h > 0 else -1, share", "if h > 0 and not {out} else -1, share"
     ),
-    Without("guard by the latest errors", f"{KERNELS}/choice.py", " * min(max(worse, 0.0), 1.0)", ""),
-    Without(
-        "standard error farther towards the heads",
-        f"{KERNELS}/choice.py",
-        "min(slope + math.sqrt(rest * share / change), 1.0)",
-        "min(slope, 1.0)",
+    Switch(
+        ("guard by the latest errors",),
+        "choice.py",
+        "options.sure, options.guard",
+        "options.sure, options.guard + (1e9 if {out} else 0.0)",
     ),
 )
+PARTS = tuple(dict.fromkeys(part for switch in SWITCHES for part in switch.parts))
+
+
+def with_switches(folder: str) -> None:
+    """Copy the source to a folder, with a number among the options that says which part is left out."""
+    shutil.copytree(ROOT / "src", folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    option = Switch((), "parts.py", "OPTIONS = Record(\n", "OPTIONS = Record(\n    without=Field(float, 0.0),\n")
+    for switch in (option, *SWITCHES):
+        path = Path(folder, "sepsa/stream/forecast/kernels", switch.file)
+        source = path.read_text()
+        if switch.text not in source:
+            raise SystemExit(f"{switch.file} must have the text {switch.text!r}")
+        out = f"({WITHOUT} == {PARTS.index(switch.parts[0]) + 1})" if switch.parts else ""
+        path.write_text(source.replace(switch.text, switch.replacement.replace("{out}", out)))
 
 
 def measured(half: str, data: Path) -> dict[str, list[float]]:
@@ -112,7 +123,7 @@ def measured(half: str, data: Path) -> dict[str, list[float]]:
     from sepsa import SepSAForecaster
 
     warnings.simplefilter("ignore")
-    found = {name: [] for name in SETS}
+    found: dict[str, list[float]] = {name: [] for name in SETS}
     found["trends"] = [trends.ours(make()) for make in trends.HALVES[half].values()]
     for name, make in forecast_real.HALVES[half].items():
         if not name.startswith("random walk"):
@@ -127,21 +138,13 @@ def measured(half: str, data: Path) -> dict[str, list[float]]:
     return found
 
 
-def run(without: Without, half: str, data: Path) -> dict[str, list[float]]:
-    """The errors of a copy of the source without a part."""
-    with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(ROOT / "src", folder, dirs_exist_ok=True)
-        if without.text:
-            path = Path(folder, "sepsa", without.file)
-            source = path.read_text()
-            if source.count(without.text) != 1:
-                raise SystemExit(f"{without.file} must have the text of {without.part!r} once")
-            path.write_text(source.replace(without.text, without.replacement))
-        paths = [folder, str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-        command = [sys.executable, __file__, "--measure", "--half", half, "--data", str(data)]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-        answer = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    return json.loads(answer.stdout.splitlines()[-1])
+def measure(half: str, data: Path, parts: list[str]) -> None:
+    """Print the errors without each part, by the copy of the source that is imported."""
+    from sepsa.stream.forecast import model
+
+    for part in parts:
+        model.OPTIONS["without"] = PARTS.index(part) + 1 if part in PARTS else 0
+        print(json.dumps({part: measured(half, data)}), flush=True)
 
 
 def gains(errors: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, float]]:
@@ -170,12 +173,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--half", choices=("choose", "report"), default="choose")
-    parser.add_argument("--only", default="", help="parts whose names begin with this")
+    parser.add_argument("--only", nargs="*", default=PARTS, help="parts")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.measure:
-        print(json.dumps(measured(given.half, given.data)))
+        measure(given.half, given.data, given.only)
         return
     found = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     if given.table:
@@ -183,14 +186,31 @@ def main() -> None:
         return
     from measure import write
 
-    for without in PARTS:
-        errors = found.setdefault(given.half, {})
-        if without.part in errors or not without.part.startswith((given.only, "nothing")):
-            continue
-        errors[without.part] = run(without, given.half, given.data)
-        write(__file__, found)
-        gain = gains(errors).get(without.part, {})
-        print(f"{without.part:45}", "  ".join(f"{name} {100 * value:+.2f}" for name, value in gain.items()), flush=True)
+    errors = found.setdefault(given.half, {})
+    parts = [part for part in ("nothing", *given.only) if part not in errors]
+    with tempfile.TemporaryDirectory() as folder:
+        with_switches(folder)
+        paths = [folder, str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        command = [
+            sys.executable,
+            __file__,
+            "--measure",
+            "--half",
+            given.half,
+            "--data",
+            str(given.data),
+            "--only",
+            *parts,
+        ]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+            for line in process.stdout or ():
+                errors |= json.loads(line)
+                write(__file__, found)
+                part, gain = next(iter(json.loads(line))), gains(errors)
+                print(f"{part:30}", *(f"{name} {100 * of:+.2f}" for name, of in gain.get(part, {}).items()), flush=True)
+    if process.returncode:
+        raise SystemExit(process.returncode)
 
 
 if __name__ == "__main__":

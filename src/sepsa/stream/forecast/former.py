@@ -75,7 +75,7 @@ def with_rates(state: Any, sizes: Sizes) -> Any:
 
 
 def smoothing(trend: Any, season: Any, index: Any, sizes: Sizes) -> dict[str, Any]:
-    """The parts of exponential smoothing from levels and slopes (series, 2) without and with a season, and its index."""
+    """The parts of exponential smoothing by levels and slopes (series, 2) without and with a season, and its index."""
     series, rates = len(trend), sizes["rates"]
     state = np.zeros((series, sizes["smoothed_season"], 4))
     state[:, :2, 0] = season[:, : 2 * (rates > 0)]

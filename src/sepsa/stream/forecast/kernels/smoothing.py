@@ -1,4 +1,4 @@
-"""Exponential smoothing: of a level and a trend at fixed rates, and with the first season at rates that follow the data.
+"""Exponential smoothing: of a level and a slope at fixed rates, and with a season at rates that follow the data.
 
 The state of the second, a level l, a slope b and the season's s, learns the error e of its forecast m by rates α, β, γ:
 
