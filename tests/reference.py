@@ -429,7 +429,7 @@ def smoothing_rates(y: Matrix, period: int, first: Matrix, variance: float) -> M
         error = y[t] - forecast(t, 0.0)
         slopes = np.array([(forecast(t, row) - forecast(t, -row)) / (2 * by) for row in by * np.eye(3)])
         rows = t - 2 * period
-        square += max(0.02, 1 / (rows + 1)) * ((min(error**2, 9 * square) if rows else error**2) - square)
+        square += max(0.02, 1 / (rows + 1)) * (min(error**2, 9 * square) - square) if square else error**2
         information += np.outer(slopes, slopes) / square
         step = np.clip(error / square**0.5, -3, 3) * slopes / square**0.5
         odds[t + 1] = odds[t] + np.linalg.solve(information, step)

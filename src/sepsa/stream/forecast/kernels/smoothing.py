@@ -134,9 +134,10 @@ def learn_rates(model, j, error, rows):
     slopes, gain = row.views("SLOPES ODDS_GAIN", model)
     odds, U, D, variance = stack.views("ODDS ODDS_U ODDS_D VARIANCE", model)
     most, farthest = 3.0, 7.0  # standard deviations of an error, and log-odds
-    square = min(error * error, most * most * variance[j]) if rows > 0 else error * error
-    variance[j] += max(0.02, 1.0 / (rows + 1)) * (square - variance[j])
-    deviation = math.sqrt(variance[j])
+    square, before = error * error, variance[j]
+    if before > 0.0:
+        square = before + max(0.02, 1.0 / (rows + 1)) * (min(square, most * most * before) - before)
+    variance[j], deviation = square, math.sqrt(square)
     if deviation > 0.0:
         for i in range(slopes.size):
             slopes[i] /= deviation
