@@ -30,7 +30,7 @@ from reference import (
 from sepsa import SepSAForecaster
 from sepsa.checkpoint import CheckpointError
 from sepsa.stream.forecast import history
-from sepsa.stream.forecast.kernels import choice, explain, heads, parts, step
+from sepsa.stream.forecast.kernels import choice, explain, heads, parts, smoothing, step
 from sepsa.stream.forecast.model import ForecastModel, Settings, joint_terms, own_terms
 from sepsa.stream.forecast.seasons import find_seasons
 from sepsa.stream.kernels import head, weigh
@@ -122,7 +122,9 @@ def see_arrays(monkeypatch):
             if (group, part, copy) not in model.work:
                 layout = model.memory.layout
                 sizes = layout.sizes | (layout.copies[group.name][copy] if group.repeated else {})
-                model.work[group, part, copy] = np.zeros([sizes[each] for each in part.shape], part.dtype)
+                model.work[group, part, copy] = np.zeros(
+                    [each if isinstance(each, int) else sizes[each] for each in part.shape], part.dtype
+                )
             return model.work[group, part, copy]
 
         return of
@@ -153,7 +155,7 @@ def test_the_kernels_as_plain_python_forecast_the_same_and_stay_within_their_arr
     y, x = series(40), np.random.default_rng(0).normal(size=(40, 1))
     small = {"horizon": 3, "lags": 4, "seasons": (5, 7)}
     compiled = [forecaster(**small).prequential(y), forecaster(**small).prequential(y, x, known_ahead=True)]
-    for module in (head, weigh, heads, choice, explain, step):
+    for module in (head, weigh, heads, smoothing, choice, explain, step):
         for name, function in list(vars(module).items()):
             if hasattr(function, "py_func"):
                 monkeypatch.setattr(module, name, function.py_func)
