@@ -77,6 +77,7 @@ PRINTS = {
         "printed_pages",
         "dayahead",
         "m4",
+        "forecast_parts",
     )
 }
 COMMANDS = {"python -m reproduction report": "results/table3.json"}

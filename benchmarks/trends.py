@@ -150,7 +150,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--half", choices=list(HALVES), help="one half of the series")
     parser.add_argument("--only", default="", help="series whose names begin with this")
-    parser.add_argument("--without-peers", action="store_true", help="take the peers of the last run, write nothing")
+    parser.add_argument("--without-peers", action="store_true", help="take the peers of the last run")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     path = Path(__file__).with_suffix(".json")
@@ -171,11 +171,10 @@ def main() -> None:
             told = "  ".join(f"{key} {value:.5g}" for key, value in found.items())
             print(f"{half:7} {name:40} {told}", flush=True)
             known = known | {half: known.get(half, {}) | {name: found}}
-            if not given.without_peers:
-                write(__file__, known)
+            write(__file__, known)
         if ratios:
             print(f"{half:7} median over the better one: {np.median(ratios):.3f}")
-        if len(ratios) == len(series) and not given.without_peers:
+        if len(ratios) == len(series):
             known = known | {"median": known.get("median", {}) | {half: float(np.median(ratios))}}
             write(__file__, known)
 

@@ -18,11 +18,19 @@ from hypothesis import strategies as st
 import sepsa
 import sepsa.river
 from breaking.damage import same
-from reference import candidate_weights, changes_of_inputs, faded_rows, late_regression
+from reference import (
+    candidate_weights,
+    changes_of_inputs,
+    faded_rows,
+    late_regression,
+    smoothed_season,
+    smoothed_trend,
+    smoothing_rates,
+)
 from sepsa import SepSAForecaster
 from sepsa.checkpoint import CheckpointError
 from sepsa.stream.forecast import history
-from sepsa.stream.forecast.kernels import choice, explain, heads, parts, step
+from sepsa.stream.forecast.kernels import choice, explain, heads, parts, smoothing, step
 from sepsa.stream.forecast.model import ForecastModel, Settings, joint_terms, own_terms
 from sepsa.stream.forecast.seasons import find_seasons
 from sepsa.stream.kernels import head, weigh
@@ -114,7 +122,9 @@ def see_arrays(monkeypatch):
             if (group, part, copy) not in model.work:
                 layout = model.memory.layout
                 sizes = layout.sizes | (layout.copies[group.name][copy] if group.repeated else {})
-                model.work[group, part, copy] = np.zeros([sizes[each] for each in part.shape], part.dtype)
+                model.work[group, part, copy] = np.zeros(
+                    [each if isinstance(each, int) else sizes[each] for each in part.shape], part.dtype
+                )
             return model.work[group, part, copy]
 
         return of
@@ -145,7 +155,7 @@ def test_the_kernels_as_plain_python_forecast_the_same_and_stay_within_their_arr
     y, x = series(40), np.random.default_rng(0).normal(size=(40, 1))
     small = {"horizon": 3, "lags": 4, "seasons": (5, 7)}
     compiled = [forecaster(**small).prequential(y), forecaster(**small).prequential(y, x, known_ahead=True)]
-    for module in (head, weigh, heads, choice, explain, step):
+    for module in (head, weigh, heads, smoothing, choice, explain, step):
         for name, function in list(vars(module).items()):
             if hasattr(function, "py_func"):
                 monkeypatch.setattr(module, name, function.py_func)
@@ -540,34 +550,18 @@ def test_a_trend_is_followed_at_every_step(seasons):
     assert np.abs(made - y[148:]).max() < 5  # the last value is wrong by 24, and that of a season too
 
 
-def smoothing(y, period, level_rate, trend_rate, season_rate, damped, ahead):
-    """The forecasts (rows, ahead) by exponential smoothing, in the textbook form; a period of 0 is none."""
-    level, trend, season, made = y[0], 0.0, np.zeros(max(period, 1)), []
-    for t, value in enumerate(y):
-        slot = t % period if period else 0
-        if t == period and period:
-            level, season = y[:period].mean(), y[:period] - y[:period].mean()
-        if t >= max(period, 1):
-            before, level = level, level_rate * (value - season[slot]) + (1 - level_rate) * (level + damped * trend)
-            trend = trend_rate * (level - before) + (1 - trend_rate) * damped * trend
-            if period:
-                season[slot] += season_rate * (value - level - season[slot])
-        else:
-            level = value
-        steps = np.arange(1, ahead + 1)
-        made.append(level + trend * np.cumsum(damped**steps) + (season[(t + steps) % period] if period else 0.0))
-    return np.array(made)
-
-
-def test_exponential_smoothing_equals_its_textbook_form():
-    t, rng = np.arange(200), np.random.default_rng(0)
-    y = 0.3 * t + 10 * np.sin(2 * np.pi * t / 12) + rng.normal(size=200)
+def test_exponential_smoothing_equals_its_textbook_form_at_rates_by_gauss_newton_steps():
+    t, rng = np.arange(150), np.random.default_rng(0)
+    y = 0.3 * t + 10 * np.sin(2 * np.pi * t / 12) + rng.normal(size=150) + rng.normal(size=150).cumsum()
     model = SepSAForecaster(5, seasons=(12,)).fit(y)._model
-    shared, smoothed = model.memory.of("shared"), model.memory("SMOOTHED", "stack")
-    for i, rates in enumerate(choice.SMOOTHING):
-        expected = smoothing(y, 12 if i else 0, *rates, 5)[-5:]
-        ring = smoothed[np.arange(195, 200) % 5, 0, :, i] * shared("SCALE") + shared("MEAN")
-        np.testing.assert_allclose(ring, expected, rtol=1e-9)
+    shared, stack = model.memory.of("shared"), model.memory.of("stack")
+    made = stack("SMOOTHED")[149 % 5, 0] * shared("SCALE") + shared("MEAN")
+    rates = smoothing_rates(y, 12, np.array([0.5, 0.05, 0.3]), 0.15)
+    assert np.abs(np.log(rates[-1] / rates[0])).min() > 0.02  # all follow the data
+    # The differences are wrong by some 1e-10 of the forecasts.
+    np.testing.assert_allclose(1 / (1 + np.exp(-stack("ODDS")[0])), rates[-1], rtol=1e-6)
+    np.testing.assert_allclose(made[:, 0], smoothed_trend(y, 0.95, 0.2, 5), rtol=1e-9)
+    np.testing.assert_allclose(made[:, 1], smoothed_season(y, 12, rates[:-1], 5), rtol=1e-6)
 
 
 def test_river_evaluates_it():

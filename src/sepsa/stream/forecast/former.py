@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sepsa.stream.forecast.kernels.parts import LEAD_SQUARE
+from sepsa.stream.forecast.kernels.parts import LEAD_SQUARE, first_odds
 from sepsa.stream.kernels.parts import Sizes
 
 
@@ -18,7 +18,9 @@ def in_form(state: Any, groups: Set[str], sizes: Sizes) -> Any:
             state = with_group(state)
         if state["shared"]["QUANTILES"].ndim == 3:
             state = with_kinds(state, sizes["kinds"])
-        if "SMOOTH" not in state["stack"]:
+        if "SMOOTH" in state["stack"]:
+            state = with_rates(state, sizes)
+        elif "TREND" not in state["stack"]:
             state = with_smoothing(state, sizes)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         pass
@@ -54,17 +56,38 @@ def with_smoothing(state: Any, sizes: Sizes) -> Any:
     new = np.zeros((sizes["naive"] - bases, *known.shape[1:]))
     new[..., LEAD_SQUARE] = 4.0
     lags, last = ring(shared, sizes["recent"]), base[(int(shared["COUNTS"][0]) - 1) % len(base)]
-    level = np.zeros((len(last), sizes["smoothers"], 2))
-    level[..., 0] = last[:, None]
+    trend = np.stack([last, np.zeros(len(last))], 1)
     stack = {
         "KNOWN": np.moveaxis(np.concatenate([known[:bases], new]), 0, 2),
         "MISSED": np.concatenate([missed[:bases], missed[-3:]]),
         "LEADER": own["LEADER"] % bases,
-        "SMOOTH": level,
-        "INDEX": np.zeros((len(last), sizes["season_rows"])),
+        **smoothing(trend, trend, np.zeros((len(last), 0)), sizes),
         "SMOOTHED": np.tile(base[:, :, None, None], (1, 1, len(base), sizes["smoothers"])),
     }
     return {**state, "stack": {**own, **stack}, "shared": {**shared, "LAGS": lags}}
+
+
+def with_rates(state: Any, sizes: Sizes) -> Any:
+    """A state whose smoothing with a season had fixed rates: these are the first ones."""
+    own = dict(state["stack"])
+    levels, index = own.pop("SMOOTH"), own.pop("INDEX")
+    return {**state, "stack": own | smoothing(levels[:, 0], levels[:, -1], index, sizes)}
+
+
+def smoothing(trend: Any, season: Any, index: Any, sizes: Sizes) -> dict[str, Any]:
+    """The parts of exponential smoothing by levels and slopes (series, 2) without and with a season, and its index."""
+    series, rates = len(trend), sizes["rates"]
+    state = np.zeros((series, sizes["smoothed_season"], 4))
+    state[:, :2, 0] = season[:, : 2 * (rates > 0)]
+    state[:, 2 : 2 + index.shape[1], 0] = index[:, : max(state.shape[1] - 2, 0)]
+    return {
+        "TREND": trend,
+        "SEASON": state,
+        "ODDS": np.tile(first_odds(sizes), (series, 1)),
+        "ODDS_U": np.zeros((series, rates)),
+        "ODDS_D": np.full((series, rates), 0.15),
+        "VARIANCE": np.zeros(series),
+    }
 
 
 def ring(shared: Mapping[str, Any], n: int) -> Any:

@@ -261,7 +261,7 @@ class ForecastModel:
             for each in self.memory.layout.groups[group].parts:
                 if each.kept and each.unit == ("series", 1) and each.name != "STRANGE":
                     array = np.moveaxis(self.memory(each.name, group, copy), each.shape.index("series"), -1)
-                    most = 1e6 if each.name in ("ENDS", "W") else 1e3
+                    most = 1e6 if each.name in ("ENDS", "SEASON", "W") else 1e3
                     if (np.abs(array) > most * observed).any():
                         raise schema.damaged(
                             f"{new.path(name)}[{each.name!r}]", "not so large beside the values observed", "another"

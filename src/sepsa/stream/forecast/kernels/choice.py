@@ -31,8 +31,6 @@ from sepsa.stream.forecast.kernels.parts import (
 from sepsa.stream.kernels.compilation import called
 from sepsa.stream.kernels.robust import HUGE
 
-# Of exponential smoothing without and with a season: rates of level, trend and season; how a trend is damped.
-SMOOTHING = ((0.95, 0.2, 0.0, 1.0), (0.5, 0.05, 0.3, 0.98))
 RECENT = 0.99  # discount of the errors by which forecasts are bounded and intervals scaled
 
 exceeds = called(candidates.exceeds)
@@ -78,65 +76,14 @@ def local_drift(periods, lags, h, t, now, last):
 
 
 @called
-def naive_forecast(periods, lags, smoothed, h, i, t, now, last):
-    """Naive forecast i of row t by h + 1 steps: a last value, then these with a local drift, then those smoothed."""
-    bases = periods.size + 1
-    if i >= 2 * bases:
-        return smoothed[i - 2 * bases]
-    value, rows = last_value(periods, lags, h, i % bases, t, now, last)
-    return value + rows * local_drift(periods, lags, h, t, now, last) if i >= bases else value
-
-
-@called
 def naive_forecasts(periods, lags, smoothed, h, t, now, last, out):
-    """All naive forecasts of row t by h + 1 steps."""
+    """All naive forecasts of row t by h + 1 steps: last values, these with a local drift, and those smoothed."""
     bases, drift = periods.size + 1, local_drift(periods, lags, h, t, now, last)
     for base in range(bases):
         value, rows = last_value(periods, lags, h, base, t, now, last)
         out[base], out[bases + base] = value, value + rows * drift
     for i in range(smoothed.size):
         out[2 * bases + i] = smoothed[i]
-
-
-@called
-def smooth(model, t):
-    """Let exponential smoothing learn row t, and fill its forecasts, within the bounds of those of the heads.
-
-    A missing value is the forecast of it: over a gap a trend alone would grow without bounds.
-    """
-    periods = fixed.PERIODS(model)
-    z = row.Z(model)
-    state, index, smoothed, profile = stack.views("SMOOTH INDEX SMOOTHED PROFILE", model)
-    extent, H, phase = shared.EXTENT(model), size.horizon(model), shared.COUNTS(model).phase
-    smoothed = smoothed[t % H]
-    for j in range(z.size):
-        low, high = 2.0 * extent[0, j] - extent[1, j], 2.0 * extent[1, j] - extent[0, j]
-        for i in range(state.shape[1]):
-            to_level, to_slope, to_season, damped = SMOOTHING[i]
-            own, span = state[j, i], math.floor(periods[0] + 0.5) if i > 0 else 1
-            slot = int(phase % periods[0]) if i > 0 else 0
-            if t < span:
-                own[0], own[1] = z[j], 0.0
-            elif t == span and i > 0:
-                own[0] = 0.0
-                for n in range(span):
-                    own[0] += profile[j, 0, n] / span
-                for n in range(index.shape[1]):
-                    index[j, n] = profile[j, 0, n] - own[0]
-            if t >= span:
-                own[1] *= damped
-                own[0] += own[1]
-                e = z[j] - own[0] - (index[j, slot] if i > 0 else 0.0)
-                own[0] += to_level * e
-                own[1] += to_level * to_slope * e
-                if i > 0:
-                    index[j, slot] += to_season * (1.0 - to_level) * e
-            ahead, rate = 0.0, 1.0
-            for h in range(H):
-                rate *= damped
-                ahead += rate
-                season = index[j, int((phase + h + 1) % periods[0])] if i > 0 else 0.0
-                smoothed[j, h, i] = min(max(own[0] + own[1] * ahead + season, low), high)
 
 
 @called
@@ -185,15 +132,9 @@ def follow_candidates(model, t, now):
             off = value - naive[leaders[j, h]]
             typical[j, h] += soon * (off * off - typical[j, h])
             unit = math.sqrt(typical[j, h]) if typical[j, h] > 0.0 else 1.0
+            others = (heads[at, j, h], stacked[at, j, h], told[at, j, h])
             for i in range(bases + 3):
-                if i < bases:
-                    made = naive[i]
-                elif i == bases:
-                    made = heads[at, j, h]
-                elif i == bases + 1:
-                    made = stacked[at, j, h]
-                else:
-                    made = told[at, j, h]
+                made = naive[i] if i < bases else others[i - bases]
                 missed[i, j, h] += rate * (min(abs(value - made) / unit, largest) - missed[i, j, h])
             leading = min(abs(off) / unit, largest)
             for i in range(naive.size):
@@ -279,8 +220,8 @@ def choose(model, t, now):
     """The forecasts of row t: the mean of heads and stack, as far as it has been better than the best naive one."""
     periods = fixed.PERIODS(model)
     z = row.Z(model)
-    x, W, missed, leaders, heads, stacked, mixed, profile, off, known, smoothed = stack.views(
-        "X W MISSED LEADER HEADS STACKED MIXED PROFILE OFF KNOWN SMOOTHED", model
+    x, W, missed, leaders, heads, stacked, mixed, profile, off, known, smoothed, naive = stack.views(
+        "X W MISSED LEADER HEADS STACKED MIXED PROFILE OFF KNOWN SMOOTHED NAIVE", model
     )
     extent, made, lags = shared.views("EXTENT MADE LAGS", model)
     options, H, phase, bases = given.OPTIONS(model), size.horizon(model), shared.COUNTS(model).phase, periods.size + 1
@@ -302,7 +243,8 @@ def choose(model, t, now):
             mixed[j, h] = mean + share * (stacked[j, h] - mean)
             share, own = share_of_rows(choice_rate(options, h), RISE, t - h, h), known[j, h]
             leader = follow_leader(own, leaders[j, h], leaders[j, h - 1] if h > 0 else -1, share, options.lead)
-            usual = naive_forecast(periods, lags[j], smoothed[at, j, h], h, leader, t + h + 1, now + h + 1, z[j])
+            naive_forecasts(periods, lags[j], smoothed[at, j, h], h, t + h + 1, now + h + 1, z[j], naive)
+            usual = naive[leader]
             leaders[j, h] = leader
             latest = share_of_rows(1.0 - RECENT, 1.0, t - h, h)
             far = trust(own[leader], share, latest, options.sure, options.guard)

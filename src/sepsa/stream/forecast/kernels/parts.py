@@ -48,7 +48,7 @@ def axes(shape: str) -> tuple[str | int, ...]:
     return tuple(int(axis) if axis.isdigit() else axis for axis in shape.split())
 
 
-def number(name: str, shape: str, bounds: Bounds = (-MOST, MOST), power: int = 0, start: float = 0.0) -> Part:
+def number(name: str, shape: str, bounds: Bounds = (-MOST, MOST), power: int = 0, start: Any = 0.0) -> Part:
     """A part of finite numbers, in units of the series to this power."""
     return Part(name, float, axes(shape), start, bounds, unit=("series" if power else "", power))
 
@@ -94,6 +94,12 @@ def stacked(sizes: Sizes) -> int:
 def changed(sizes: Sizes) -> int:
     """The changes of exogenous inputs: over each season."""
     return sizes["exogenous"] * sizes["seasons"] * sizes["changing"]
+
+
+def first_odds(sizes: Sizes) -> Any:
+    """The log-odds of the first rates of level, trend and season; none without a season."""
+    rates = np.array([0.5, 0.05, 0.3])[: sizes["rates"]]
+    return np.log(rates / (1 - rates))
 
 
 def head(features: str, above: str, shape: str = "") -> tuple[Part, ...]:
@@ -149,6 +155,8 @@ row = Group(
     scratch("BEST", "series horizon"),  # the least loss of a head
     scratch("WEIGHT", "series horizon"),  # the sum of the weights of heads
     scratch("SINCE", "series", np.int64),  # how many values came after a forecast was made
+    scratch("SLOPES", "3"),  # derivatives of a smoothed forecast by the log-odds of its rates, and their gain
+    scratch("ODDS_GAIN", "3"),
     sizes={
         "common": lambda sizes: 1 + 2 * sizes["angles"] + sizes["exogenous"],
         "quantiles": lambda sizes: sizes["levels"] + 1,
@@ -193,9 +201,14 @@ stack = Group(
     # and exponential smoothing: how much smaller its errors are than the leader's, and its square; how much
     # smaller those of MIXED are, and its square; the product of its error and its distance from MIXED; both squares.
     number("KNOWN", "series horizon naive 7", (-1e9, 1e9)),
-    # Exponential smoothing without and with a season: levels and trends, the season, and a ring of the forecasts.
-    number("SMOOTH", "series smoothers 2", power=1),
-    number("INDEX", "series season_rows", power=1),
+    # Exponential smoothing: level and slope without a season, and level, slope and season, each with its derivatives by
+    # the log-odds of three rates; these, their covariance UDUᵀ, and a ring of the forecasts.
+    number("TREND", "series 2", power=1),
+    number("SEASON", "series smoothed_season 4", power=1),
+    number("ODDS", "series rates", (-7.0, 7.0), start=first_odds),
+    number("ODDS_U", "series rates"),
+    number("ODDS_D", "series rates", (1e-300, MOST), start=0.15),
+    number("VARIANCE", "series", (0, MOST), power=2),  # of the errors of one step
     number("SMOOTHED", "horizon series horizon smoothers", power=1),
     scratch("X", "stacked"),
     scratch("GAIN", "stacked"),
@@ -208,6 +221,8 @@ stack = Group(
         "stacked_restored": lambda sizes: restored_at_once(stacked(sizes), OPTIONS.fields["stack"].start),
         "season_rows": lambda sizes: sizes["longest"] + 1,
         "smoothers": lambda sizes: 1 + (sizes["seasons"] > 0),
+        "smoothed_season": lambda sizes: sizes["longest"] + 3 if sizes["seasons"] else 0,
+        "rates": lambda sizes: 3 if sizes["seasons"] else 0,
         "naive": lambda sizes: 2 * (sizes["seasons"] + 1) + 1 + (sizes["seasons"] > 0),
         "candidates": lambda sizes: sizes["seasons"] + 4,
     },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from sepsa.stream.forecast.kernels.choice import RECENT, choose, follow_candidates, follow_seasons, learn_stack, smooth
+from sepsa.stream.forecast.kernels.choice import RECENT, choose, follow_candidates, follow_seasons, learn_stack
 from sepsa.stream.forecast.kernels.explain import (
     explain,
     follow_inputs,
@@ -23,6 +23,7 @@ from sepsa.stream.forecast.kernels.heads import (
     revise_step,
 )
 from sepsa.stream.forecast.kernels.parts import JOINT, fixed, given, row, shared, size, stack
+from sepsa.stream.forecast.kernels.smoothing import smooth
 from sepsa.stream.kernels.compilation import called, kernel
 from sepsa.stream.kernels.robust import HUGE
 
@@ -261,7 +262,7 @@ def learn(model, rows):
         follow_candidates(model, t, now)
         for j in range(z.size):
             base[t % H, j], was_there[t % H, j] = z[j], there[j]
-        smooth(model, t)
+        smooth(model, t, now)
         follow_seasons(model, t)
         gather_common(model)
         forecast_by_heads(model, t, now)
