@@ -91,7 +91,7 @@ def view(frame, group, part):
         if record:
             return carray(address, (1,), part.dtype.dtype).view(np.recarray)[0]
         sizes = [size if isinstance(size, int) else entry(frame, group, size, model, more) for size in part.shape]
-        if group is frame and sizes[:1] == [0]:  # an array of the call, whose rows no layout counts
+        if part.shape[:1] == ("rows",):  # an array of the call, whose rows no layout counts
             sizes[0] = 1 << 20
         return carray(address, sizes, np.asarray(more).dtype if part.dtype == BODY else part.dtype)
 
