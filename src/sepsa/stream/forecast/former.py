@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sepsa.stream.forecast.kernels.parts import LEAD_SQUARE, first_odds
+from sepsa.stream.forecast.kernels.parts import FIRST_VARIANCE, LEAD_SQUARE, first_odds
 from sepsa.stream.kernels.parts import Sizes
 
 
@@ -85,7 +85,7 @@ def smoothing(trend: Any, season: Any, index: Any, sizes: Sizes) -> dict[str, An
         "SEASON": state,
         "ODDS": np.tile(first_odds(sizes), (series, 1)),
         "ODDS_U": np.zeros((series, rates)),
-        "ODDS_D": np.full((series, rates), 0.15),
+        "ODDS_D": np.full((series, rates), FIRST_VARIANCE),
         "VARIANCE": np.zeros(series),
     }
 

@@ -96,6 +96,9 @@ def changed(sizes: Sizes) -> int:
     return sizes["exogenous"] * sizes["seasons"] * sizes["changing"]
 
 
+FIRST_VARIANCE = 0.15  # of the log-odds of smoothing rates
+
+
 def first_odds(sizes: Sizes) -> Any:
     """The log-odds of the first rates of level, trend and season; none without a season."""
     rates = np.array([0.5, 0.05, 0.3])[: sizes["rates"]]
@@ -207,7 +210,7 @@ stack = Group(
     number("SEASON", "series smoothed_season 4", power=1),
     number("ODDS", "series rates", (-7.0, 7.0), start=first_odds),
     number("ODDS_U", "series rates"),
-    number("ODDS_D", "series rates", (1e-300, MOST), start=0.15),
+    number("ODDS_D", "series rates", (1e-300, MOST), start=FIRST_VARIANCE),
     number("VARIANCE", "series", (0, MOST), power=2),  # of the errors of one step
     number("SMOOTHED", "horizon series horizon smoothers", power=1),
     scratch("X", "stacked"),
