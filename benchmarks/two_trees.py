@@ -6,7 +6,7 @@
 Each tree has a process of its own, which stays warm; a round does each work once with each tree, and the ratio is taken
 round by round. Seconds are those of the processor, on a GPU those of the clock. `same bits`: whether predictions, or
 weights, after the first call are equal to the last bit. The JSON names the other tree by its folder. `sepsa stream` is
-a new process each time.
+a new process each time. A captured step is left out where there is no GPU.
 """
 
 from __future__ import annotations
@@ -173,11 +173,13 @@ def main() -> None:
         return
     if options.other is None:
         parser.error("name the root of the other tree")
+    import torch
     from measure import machine, median_and_quartiles
 
     trees = {"this": HERE.parent.parent, "other": options.other.resolve()}
     results = json.loads(RESULTS.read_text())["works"] if RESULTS.exists() else {}
-    for name in options.names or WORKS:
+    able = [name for name in WORKS if "captured" not in name or torch.cuda.is_available()]
+    for name in options.names or able:
         results[name] = compare(name, trees, options.rounds) | {"other": trees["other"].name}
         same = "same bits" if results[name]["same bits"] else "other bits"
         print(f"{name}: this / other {median_and_quartiles(results[name]['this / other'])}, {same}", flush=True)
