@@ -73,7 +73,7 @@ BAD = {  # a wrong value of each option that takes one
     "--body": "x", "--predictions": "none/p.csv", "--intervals": 2, "--quarantine": "none/q.csv", "--save-every": 0,
     "--every": 0, "--start": -1,
     "--checkpoint": "none/c", "--keep": 0, "--report": "none/r.html", "--time": "none", "--inputs": "none",
-    "--horizon": 0, "--lags": 0, "--seasons": "x", "--step": "3x", "--bounds": "x", "--same-time": "x", "--seeds": 0,
+    "--horizon": 0, "--lags": 0, "--seasons": "x", "--step": "3x", "--bounds": "x", "--seeds": 0,
     "--out": "t.csv", "--to": "t.csv", "--processes": 0, "--digits": "x",
 }  # fmt: skip
 GIVEN = {

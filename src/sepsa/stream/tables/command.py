@@ -26,10 +26,10 @@ from sepsa.states.file import Header, lock
 from sepsa.states.objects import check_target, save_locked
 from sepsa.states.output import check_writable
 from sepsa.stream.columns.cells import read_cell
-from sepsa.stream.tables.cells import RowBlock, TableError, TableReader, UsableRows
+from sepsa.stream.tables.cells import RowBlock, TableError, TableReader
 from sepsa.stream.tables.formats import open_table
 from sepsa.stream.tables.inspection import column_names, load_model, spelled, write_report
-from sepsa.stream.tables.model import BlockResult, Details, TableModel, at_rows
+from sepsa.stream.tables.model import BlockResult, Details, TableModel
 from sepsa.stream.tables.options import NO_TARGET, DetailOptions, RunOptions
 from sepsa.stream.tables.output import (
     FAILED,
@@ -102,7 +102,6 @@ class StreamRun:
         self.saved_at = time.monotonic()
         self.unchecked = not self.table.resumed  # whether it is a table of which no row was read
         self.unsaved = 0  # rows
-        self.saved = False  # whether the checkpoint holds all that was learned
         self.left_out = LeftOut()
         self.line = RunningLine(self.model, self.table.share)
 
@@ -115,8 +114,8 @@ class StreamRun:
                 if block is None:
                     self._idle()
                 else:
-                    reason = self._learn_block(block)
-                if reason is not None or self.signals.code:
+                    self._learn_block(block)
+                if self.signals.code:
                     break
         except TableError as error:  # the rows before it are kept
             reason = str(error)
@@ -124,8 +123,7 @@ class StreamRun:
         code = self.signals.code if reason is None else FAILED
         if reason is not None:
             say(reason)
-        if not (self.options.strict and reason):
-            self.save()
+        self.save()
         if self.model.trace.rows:
             self._finish()
         return self._summary(code)
@@ -171,30 +169,19 @@ class StreamRun:
     def _open_predictions(self, recorded: Any) -> Predictions:
         return Predictions(self.options.predictions, header_of(self.asked), self.options.digits, recorded)
 
-    def _learn_block(self, block: RowBlock) -> str | None:
-        """Learn a block; returns the reason to stop, if there is one."""
-        reason = None
+    def _learn_block(self, block: RowBlock) -> None:
         if len(block) and (self.unchecked or not self.model.trace.rows):
             self._check_first(block)
             self.unchecked = False
-        if self.options.strict:
-            usable = UsableRows(block)
-            self.model.refuse_rows(usable)
-            if usable.bad:
-                first = min(usable.bad)
-                kept = np.flatnonzero(block.lines < first.line)
-                block = RowBlock(at_rows(block.columns, kept), block.lines[kept], block.raw, [], block.position)
-                reason = f"line {first.line}: {first.reason} (--strict)"
         result = self.model.learn(block, self.asked)
-        self.position, self.saved = self._position(block), False
+        self.position = self._position(block)
         for text in result.warnings:
             self.line.say(text)
         self._write(result)
         self.unsaved += len(result.lines) + len(result.bad)
-        if self.unsaved >= self.options.save_every and reason is None:
+        if self.unsaved >= self.options.save_every:
             self.save()
         self.line.show()
-        return reason
 
     def _position(self, block: RowBlock) -> Any:
         """Where a resumed run continues after this block."""
@@ -224,7 +211,7 @@ class StreamRun:
         if path is not None and (self.unsaved or not path.exists()):
             position = {"table": self.position, **sizes}
             save_locked(self.model, self.target, position, self.options.keep, self.options.force)
-        self.unsaved, self.saved_at, self.saved = 0, time.monotonic(), path is not None
+        self.unsaved, self.saved_at = 0, time.monotonic()
 
     def _summary(self, code: int) -> int:
         model, rows = self.model, self.model.trace.rows
@@ -255,11 +242,11 @@ class StreamRun:
         files = {
             "the predictions": options.predictions or "standard output",
             "the bad rows": self.quarantine.path if lost and kept else None,
-            "the model": options.checkpoint if self.saved else None,
+            "the model": options.checkpoint,
             "the report": options.report,
         }
         written = [f"{what} to {path}" for what, path in files.items() if path is not None]
-        say("written: " + ", ".join(written) + ("" if self.saved else "; the model is not saved"))
+        say("written: " + ", ".join(written) + ("; the model is not saved" if options.checkpoint is None else ""))
         return self.left_out.exit_code(code)
 
 

@@ -89,9 +89,6 @@ class SeriesOptions:
         None, "Seconds between rows, or day, business day, week, month, ...; else it is found.", read=step_in_words
     )
     bounds: Any = option((None, None), "Least and largest value, as 0, or 0,100; else none.", read=limits)
-    same_time: str = option(
-        "error", "What becomes of rows of one time: first, last, mean or sum; else the first alone is learned."
-    )
     every: int = option(1, "Rows of a block: forecasts are made every so many rows, as 24 for day-ahead.", min=1)
     start: int = option(0, "Row of the day at which a block begins, counted from midnight.", min=0)
 
@@ -138,7 +135,6 @@ class RunOptions(CommandOptions):
     """The options of a command that learns."""
 
     follow: bool = option(False, "Wait for rows that are appended to the file.")
-    strict: bool = option(False, "Stop at the first row that cannot be used.")
     quarantine: Path | None = option(None, "A .csv for rows that cannot be used.")
     checkpoint: Path | None = option(None, "Where the model is saved, and resumed from if it is there.")
     save_every: int = option(10_000, "Rows between two checkpoints.", min=1)

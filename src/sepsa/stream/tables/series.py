@@ -167,7 +167,7 @@ class ForecastTable(SeriesOptions):
             try:
                 trial.begin(Moments(at, dated))
                 place = trial.place(float(held[-1 - i] if i < 0 else at[i]), learned)
-                if place.same and self.forecaster.same_time == "error":
+                if place.same:
                     raise ValueError(f"there is a row at this time, {trial.label(float(at[i]))}, already")
             except ValueError as error:
                 usable.refuse([i] if i >= 0 else [], str(error).partition(": ")[0])
