@@ -189,27 +189,6 @@ def spark_stream(folder: Path, rows: int, workers: int, ours: bool) -> None:
         query.trigger(availableNow=True).start().awaitTermination()
 
 
-def bytewax_stream(folder: Path, rows: int, workers: int, ours: bool) -> None:
-    from datetime import timedelta
-
-    from bytewax import operators
-    from bytewax.dataflow import Dataflow
-    from bytewax.testing import TestingSink, TestingSource, cluster_main
-
-    from sepsa.engines.bytewax import learn
-
-    flow = Dataflow("stream")
-    source = TestingSource([(key, (x, y)) for key, x, y in samples(rows)], batch_size=100)
-    keyed = operators.input("input", flow, source)
-    if ours:
-        told = learn("learn", keyed, model())
-    else:
-        told = operators.stateful_map("count", keyed, lambda seen, row: ((seen or 0) + 1, (row[1], row[1])))
-    operators.output("output", told, TestingSink([]))
-    with timed():
-        cluster_main(flow, [], 0, worker_count_per_proc=workers, epoch_interval=timedelta(seconds=10))
-
-
 def kafka_stream(folder: Path, rows: int, workers: int, ours: bool) -> None:
     from confluent_kafka import Producer
 
@@ -303,7 +282,6 @@ TABLES: dict[str, Callable[[Path, int, int, bool], None]] = {
 }
 STREAMS: dict[str, Callable[[Path, int, int, bool], None]] = {
     "one process, stream": one_process_stream,
-    "bytewax": bytewax_stream,
     "kafka": kafka_stream,
     "spark streaming": spark_stream,
 }

@@ -35,8 +35,8 @@ def test_arrays_that_are_read_only_or_reversed_are_copied_and_a_vector_of_target
 def test_no_engine_is_imported_unless_its_function_is_called(preloaded_bin):
     code = """
 import sys
-import sepsa.engines.bytewax, sepsa.engines.kafka, sepsa.engines.ray, sepsa.engines.spark
-print(sorted({"bytewax", "confluent_kafka", "flwr", "pyspark", "ray"} & set(sys.modules)))
+import sepsa.engines.kafka, sepsa.engines.ray, sepsa.engines.spark
+print(sorted({"confluent_kafka", "flwr", "pyspark", "ray"} & set(sys.modules)))
 """
     done = subprocess.run([preloaded_bin / "python", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
