@@ -1,6 +1,6 @@
 """Every kind of model that a user can train and save, behind one interface: make, learn rows, predict, save, load.
 
-Tests of saved states go through this table: files of earlier versions, damage, interruptions, kills.
+Tests of saved states go through this table: damage, interruptions, kills.
 """
 
 from __future__ import annotations

@@ -239,6 +239,25 @@ def test_an_undamaged_state_is_taken_and_a_foreign_one_is_named(name):
     assert same((other.held(), other.answers()), (trained.held(), trained.answers()))
 
 
+def test_what_another_development_version_saved_is_refused_in_one_sentence():
+    X, y = np.random.default_rng(0).normal(size=(2, 40, 3))
+    model = sepsa.SepSARegressor((3,), body="fourier", random_state=0).partial_fit(X, y[:, 0])
+    before, state = model.predict(X), model.state_dict()
+    del state["learner"]["order"]
+    said = r"missing \['order'\], unexpected \[\]: it was saved by another development version, or is damaged$"
+    with pytest.raises(ValueError, match=said):
+        model.load_state_dict(state)
+    for order in (None, np.array([0, 1, 1])):
+        with pytest.raises(ValueError, match=r"state_dict\['learner'\]\['order'\] must be (an array|each of 0 to 2)"):
+            model.load_state_dict(state | {"learner": state["learner"] | {"order": order}})
+    assert np.array_equal(model.predict(X), before)
+    engine = model._learner.engine
+    pickled = engine.__getstate__()
+    del pickled["table"]
+    with pytest.raises(ValueError, match=r"missing \['table'\], .* saved by another development version"):
+        engine.__setstate__(pickled)
+
+
 def test_a_label_that_cannot_be_saved_is_named():
     model = river_models.SepSAClassifier(hidden=())
     model.learn_one({"a": 1.0}, frozenset({1}))

@@ -189,8 +189,7 @@ class SelfTuning(OwnsHead):
             ValueError: An entry is missing or wrong; the message names it and nothing changed.
         """
         linear = self._ready()
-        # "seen": hashes of samples, which were held out once.
-        saved = schema.read("state_dict", state_dict, _KEYS, "SelfTuning", optional={"seen"})
+        saved = schema.read("state_dict", state_dict, _KEYS, "SelfTuning")
         states = saved.items("members")
         J, like = len(states), join(linear)
         if not J:

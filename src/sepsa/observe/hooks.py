@@ -75,7 +75,6 @@ class HeadHook:
 
     # Registered as a method: torch.jit.script asks a hook for its name, and compiles the source of `_scripted`.
     learn_first.__wrapped__ = _scripted  # type: ignore[attr-defined]
-    __call__ = learn_first  # models that were pickled before have the object for a hook
 
     def in_eager(self, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Let the head learn where a compiled model breaks its graph."""
@@ -98,7 +97,7 @@ class HeadHook:
 class OutputHook(HeadHook):
     """The forward hook on head and model in the first observation, for an `OutputProbe`."""
 
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:  # type: ignore[override]
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling():
             return
         observer = self.observer()

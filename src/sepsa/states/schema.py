@@ -140,7 +140,10 @@ def read(
         raise ValueError(f"{name} must be a dict, got {type(value).__name__}")
     missing, extra = sorted(keys - set(value)), sorted(map(str, set(value) - keys - optional))
     if missing or extra:
-        raise ValueError(f"{name} has other entries than {owner} saves: missing {missing}, unexpected {extra}")
+        raise ValueError(
+            f"{name} has other entries than {owner} saves: missing {missing}, unexpected {extra}: it was saved by "
+            "another development version, or is damaged"
+        )
     return Entries(name, value)
 
 

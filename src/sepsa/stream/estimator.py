@@ -327,7 +327,7 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
             if fitted and self.module is None:  # the loss that `fit` has used depends on the weights of its rows
                 loss = within(engine, "network", "settings", "loss") or within(engine, "settings", "loss")
                 options["loss"] = loss if loss in ("huber", "squared") else "huber"
-            if not fitted and not with_encoder and self.module is None:
+            if not with_encoder and self.module is None and all(type(expert) is str for expert in self.experts):
                 options["names"] = new["feature_names"] or range(sizes[0])
             learner: Any = self._new_learner(sizes[0], sizes[1], seed=0, for_fit=fitted, **options)
             if fitted:

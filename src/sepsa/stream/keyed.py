@@ -113,9 +113,10 @@ class KeyedLearner:
                 f"{self._path} has format {version}, and this sepsa reads up to {FORMAT}: upgrade sepsa to open it"
             )
         if (common := self._read("common", 1)) is not None:
-            saved, given = common["settings"], self._settings
-            if [saved[0], given[1] | saved[1]] != given:  # an earlier version may lack a parameter
-                raise CheckpointError(f"{self._path} holds learners {saved}, and start is {given}: give one like it")
+            if common["settings"] != self._settings:
+                raise CheckpointError(
+                    f"{self._path} holds learners {common['settings']}, and start is {self._settings}: give one like it"
+                )
             self.start, self.position = common["start"] or self.start, common["position"]
 
     # ------------------------------------------------------------------ learners

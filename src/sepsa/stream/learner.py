@@ -121,13 +121,12 @@ class StreamLearner:
             "offset": self.offset.copy(),
             "warm_up": {"X": X.copy(), "Y": Y.copy(), "weight": weight.copy()},
             "engine": self.engine.state_dict(),
-            **({} if self.order is None else {"order": self.order.astype(np.int64)}),
+            "order": None if self.order is None else self.order.astype(np.int64),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], entry: str = "state_dict") -> None:
         """Continue from the result of `state_dict`; a ValueError names the wrong entry and changes nothing."""
-        keys = {"regression", "seed", "rows", "offset", "warm_up", "engine"}
-        new = schema.read(entry, state_dict, keys, optional={"order"})
+        new = schema.read(entry, state_dict, {"regression", "seed", "rows", "offset", "warm_up", "engine", "order"})
         new.equal("regression", self.regression)
         with whole_change(self) as other:
             other.engine.load_state_dict(new["engine"], new.path("engine"))
@@ -140,10 +139,11 @@ class StreamLearner:
             other._X = first.array("X", (n, d), missing=True)
             other._Y = first.array("Y", (n, m))
             other._weight = first.array("weight", (n,), low=0.0)
-            other.order = new.array("order", (d,), np.int64).astype(np.intp) if "order" in state_dict else None
-            if other.order is None:
-                other._names = None  # of a version that took inputs as they come
-            elif not np.array_equal(np.sort(other.order), np.arange(d)):
+            other.order = None if new["order"] is None else new.array("order", (d,), np.int64).astype(np.intp)
+            learned = other.warm or len(other._X) > 0
+            if (other.order is None) != (self._names is None or not learned):
+                raise new.damaged("order", f"{'None' if self._names is None else 'an array'} here", new["order"])
+            if other.order is not None and not np.array_equal(np.sort(other.order), np.arange(d)):
                 raise new.damaged("order", f"each of 0 to {d - 1} once", other.order.tolist())
 
     # ------------------------------------------------------------------ learning

@@ -121,7 +121,7 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
         return stamp({name: value for name, value in own.items() if name not in ("_lock", "_counted")})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._take(**{"_open": OpenRows(), **check_stamp(state)}, _lock=threading.RLock())
+        self._take(**check_stamp(state), _lock=threading.RLock())
 
     def _take(self, **attributes: Any) -> None:
         """Set several attributes at once: an interrupt comes before all of them or after."""

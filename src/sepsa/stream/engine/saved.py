@@ -183,11 +183,13 @@ def pickled(core: Core) -> dict[str, Any]:
 
 
 def unpickled(state: dict[str, Any]) -> Core:
-    """The engine of which `pickled` returned this."""
-    models = state["models"]
-    own = {name: state[name] for name in ("inputs", "outputs", "hidden", "heads", "dtype", "settings")}
-    own["settings"] = {"inflation": 1} | own["settings"]
-    table = tuple(expert for expert in EXPERTS if expert.name in state.get("table", [expert.name]))
+    """The engine of which `pickled` returned this; a pickle of another development version is refused."""
+    models, of_form = state["models"], ("inputs", "outputs", "hidden", "heads", "dtype", "settings")
+    more = {"experts", "mixture"} if models is not None else set[str]()
+    others = {"max_rows", "options", "models", "table", "generator", "network"}
+    schema.read("the pickle", state, {*of_form, *others, *more})
+    own = {name: state[name] for name in of_form}
+    table = tuple(expert for expert in EXPERTS if expert.name in state["table"])
     form = Form(**own, most_rows=state["max_rows"], table=table, models=None if models is None else len(models))
     options = np.array(tuple(state["options"].tolist()), OPTIONS.dtype)
     core = started(form, options, models, state["generator"])

@@ -214,16 +214,13 @@ class ForecastTable(SeriesOptions):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the result of `state_dict`; a ValueError changes nothing."""
         keys = {"forecaster", "trace", "quarantined", "next", "history", "texts"}
-        new = schema.read("state", state_dict, keys, optional={"ahead", "ahead_at"})  # as before
+        new = schema.read("state", state_dict, keys)
         trace, quarantined, m = ErrorTrace.from_state(new["trace"]), new.integer("quarantined"), len(self.target)
         following, history = new.array("next", (m,), missing=True), new.array("history", (None, m), missing=True)
-        ahead, ahead_at = np.empty((0, 0)), np.empty(0)
-        if "ahead" in new.values:
-            ahead, ahead_at = new.array("ahead", (None, None), missing=True), new.array("ahead_at", (None,))
         texts = {str(name): [str(text) for text in known][:TEXTS] for name, known in dict(new["texts"]).items()}
         self.forecaster.load_state_dict(new["forecaster"])
-        self.texts, self.ahead, self.ahead_at = texts, ahead, ahead_at
-        self.ahead_lines = np.zeros(len(ahead_at), np.int64)
+        self.texts, self.ahead = texts, np.empty((0, 0))
+        self.ahead_at, self.ahead_lines = np.empty(0), np.empty(0, np.int64)
         self.trace, self.quarantined, self.next, self.history = trace, quarantined, following, history
 
 
