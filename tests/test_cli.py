@@ -33,8 +33,6 @@ def test_a_missing_extra_is_one_line(capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("demo", "--out", "x.xyz"), 2, "--out must end in .png or .svg or .pdf, got x.xyz"),
-        (("demo", "--out", "none/x.png"), 2, "--out must lie in a folder that exists, got none/x.png: make none first"),
         (("report", "none"), 1, "none: no such file or directory: check the path"),
         (("report", "."), 2, ". is a folder: give a saved model"),
         (("inspect", "none.sepsa"), 1, "none.sepsa: no such file or directory: check the path"),

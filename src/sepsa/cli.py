@@ -175,18 +175,12 @@ refuse = partial(stopped, code=2)  # for a command that is wrong
 
 @add_command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the figure goes: .png, .svg or .pdf.")] = Path("demo.png"),
     seeds: Annotated[int, typer.Option(min=1, help="Runs per method and learning rate.")] = 3,
 ) -> None:
     """Train the paper's network online on Diabetes with five methods at three learning rates. No download."""
     with extras("demo"):
         from sepsa import demo as demonstration
-    if out.suffix not in (".png", ".svg", ".pdf"):
-        raise refuse(f"--out must end in .png or .svg or .pdf, got {out}")
-    if not out.absolute().parent.is_dir():
-        raise refuse(f"--out must lie in a folder that exists, got {out}: make {out.parent} first")
-    with system_errors():
-        demonstration.run(out, seeds)
+    demonstration.run(seeds)
 
 
 @add_command()

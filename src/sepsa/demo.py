@@ -1,19 +1,14 @@
-"""`sepsa demo`: the paper's Fig. 1 on Diabetes, in seconds and without a download."""
+"""`sepsa demo`: the runs of the paper's Fig. 1 on Diabetes, in seconds and without a download."""
 
 from __future__ import annotations
 
 import itertools
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib
 import numpy as np
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -39,14 +34,6 @@ METHODS = ("SepSA", *FIRST_ORDER)
 LEARNING_RATES = (1e-2, 1e-3, 1e-4)
 TARGETS = ("standardized targets", "raw targets")
 FIRST_SEED, HIDDEN, WEIGHT_DECAY = 233, 50, 1e-5  # the paper's
-# Okabe and Ito's colours, which colour-blind readers tell apart; line styles differ as well.
-STYLES: dict[str, dict[str, Any]] = {
-    "SepSA": {"color": "#D55E00", "linestyle": "-", "linewidth": 2.2, "zorder": 5},
-    "SGD": {"color": "#000000", "linestyle": ":"},
-    "NAG": {"color": "#56B4E9", "linestyle": (0, (3, 1, 1, 1))},
-    "RMSprop": {"color": "#009E73", "linestyle": "-."},
-    "Adam": {"color": "#0072B2", "linestyle": "--"},
-}
 
 Runs = NDArray[np.float64]  # (seeds, samples + 1) test errors, NaN after the run diverged
 Results = dict[tuple[str, float, str], Runs]  # by targets, learning rate and method
@@ -118,8 +105,8 @@ def online(rows: Rows, method: str, lr: float, seed: int, targets: str = "raw ta
     return errors
 
 
-def run(out: Path, seeds: int) -> None:
-    """Train all methods, print a table of their final errors and draw their learning curves."""
+def run(seeds: int) -> Results:
+    """Train all methods, and print a table of their final errors."""
     console = Console()
     rows = diabetes()
     baseline = mse_loss(rows.train_targets.mean(0).expand_as(rows.test_targets), rows.test_targets).item()
@@ -138,8 +125,8 @@ def run(out: Path, seeds: int) -> None:
         progress.update(task, description="done")
     console.print(summary(results, seeds))
     console.print(f"Predicting the mean target for everybody gives {baseline:,.0f}.", highlight=False)
-    save(draw(results, seeds), out)
-    console.print(f"{time.perf_counter() - start:.0f} s; the figure is in [bold]{out}[/bold]", highlight=False)
+    console.print(f"{time.perf_counter() - start:.0f} s", highlight=False)
+    return results
 
 
 def quantile(runs: Runs, share: float) -> NDArray[np.float64]:
@@ -162,70 +149,3 @@ def summary(results: Results, seeds: int) -> Table:
             cells.append(f"[bold]{cell}[/bold]" if error == min(final[kind, lr, of] for of in METHODS) else cell)
         table.add_row(kind.partition(" ")[0], name, *cells, end_section=name == METHODS[-1])
     return table
-
-
-# ---------------------------------------------------------------------- the figure
-
-
-def draw(results: Results, seeds: int) -> Figure:
-    """A row of panels for each kind of targets, a panel for each learning rate."""
-    figure = Figure(figsize=(max(12.0, 3.0 * len(LEARNING_RATES)), 6.7), layout="constrained")
-    axes = figure.subplots(len(TARGETS), len(LEARNING_RATES), squeeze=False, sharex=True, sharey="row")
-    for line, kind in zip(axes, TARGETS, strict=True):
-        of_kind = np.concatenate([runs for of, runs in results.items() if of[0] == kind])
-        line[0].set(ylabel=f"test error, {kind}", yscale="log", ylim=limits(of_kind))
-        line[0].yaxis.set_major_locator(LogLocator(subs=(1, 3)))
-        line[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        line[0].yaxis.set_minor_locator(NullLocator())
-        for axis, lr in zip(line, LEARNING_RATES, strict=True):
-            panel(axis, {method: results[kind, lr, method] for method in METHODS})
-    for top, bottom, lr in zip(axes[0], axes[-1], LEARNING_RATES, strict=True):
-        top.set_title(f"learning rate {lr:g}", fontsize=11.5, fontweight="bold", pad=19)
-        bottom.set_xlabel("samples seen")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, handlelength=3)
-    samples = of_kind.shape[1] - 1
-    figure.suptitle(
-        f"Diabetes, online, one pass over {samples} samples: mean squared error on the test rows, "
-        f"median and range of {seeds} runs\n(× marks where a run diverges; curves above a panel are cut at its edge)",
-        fontsize=11,
-    )
-    return figure
-
-
-def limits(runs: Runs) -> tuple[float, float]:
-    """The ends of an axis on which every run that does not diverge is visible."""
-    stable = runs[np.isfinite(runs[:, -1])]
-    return stable.min() / 1.3, min(np.quantile(stable, 0.99) * 1.4, 30 * np.median(runs[:, 0]))
-
-
-def panel(axis: Axes, methods: dict[str, Runs]) -> None:
-    """Draw the runs of each method, with a cross where a diverging run leaves the panel and a note that names it."""
-    top, diverged, exits = axis.get_ylim()[1], [], []
-    for name, runs in methods.items():
-        x = np.arange(runs.shape[1])
-        low, middle, high = (quantile(runs, share) for share in (0.0, 0.5, 1.0))
-        axis.plot(x, middle, label=name, **STYLES[name])
-        axis.fill_between(x, low, np.minimum(high, 10 * top), color=STYLES[name]["color"], alpha=0.12, lw=0)
-        gone = runs[~np.isfinite(runs[:, -1])]
-        if len(gone):
-            diverged.append(name if len(gone) == len(runs) == 1 else f"{name} ({len(gone)} of {len(runs)})")
-        exits += [(np.flatnonzero(np.append(True, run <= top))[-1], name) for run in gone]
-    place = -np.inf
-    for end, name in sorted(exits):
-        place = max(end, place + 0.035 * len(x))  # side by side, where several leave at once
-        axis.plot([place], [top], "x", clip_on=False, ms=7, mew=2, zorder=6, color=STYLES[name]["color"])
-    axis.set_xlim(0, len(x) - 1)
-    axis.grid(alpha=0.3)
-    if diverged:
-        at: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "center"}
-        axis.annotate(f"× diverged: {', '.join(diverged)}", (0.5, 1.0), xytext=(0, 7), fontsize=8.5, **at)
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write the figure in the format of the file's suffix; equal figures give equal bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Without these matplotlib writes the time, its version and random ids.
-    metadata = {".svg": {"Date": None, "Creator": None}, ".png": {"Software": None}}.get(path.suffix)
-    with matplotlib.rc_context({"svg.hashsalt": "sepsa"}):
-        figure.savefig(path, dpi=150, metadata=metadata)
