@@ -1,60 +1,29 @@
-"""What a SepSA step costs beside an Adam step on the same network, with each head solver, and in two networks.
+"""What a SepSA step costs beside an Adam step on the same network, and a block update beside the paper's loop.
 
     python benchmarks/step_cost.py              # writes step_cost.json
-    python benchmarks/step_cost.py solvers      # writes solver_cost.json
-    python benchmarks/step_cost.py networks     # writes network_step.json; needs a CUDA device
 
-Without a name: the paper's networks, and a block update of the head beside the paper's loop over samples. The paper's
-own ratios (Table III, seconds): online FNN 1.17, mini-batch FNN 1.17, CNN 1.25.
-
-`solvers`: the paper's network for the regressions, 8-50-2, online and in batches of 32, with Adam for the body; then
-the head alone, 128 features and a bias, 10 outputs, batches of 64. Ratios are to Adam's step on the same network, or to
-the update of RLS. The classifying heads get classes for targets. Seconds on a CPU are those of the processor, in one
-thread.
-
-`networks`: the ResNet-9 and the vision transformer of networks.py, batch 256, bf16, eager, on random images. Steps of
-SepSA beside those of AdamW with cross-entropy.
+The paper's own ratios (Table III, seconds): online FNN 1.17, mini-batch FNN 1.17, CNN 1.25. Seconds on a CPU are those
+of the processor, in one thread.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
-from measure import alternate, alternate_on_gpu, median_and_quartiles, ratio, require_cuda, spread, training_step, write
+from measure import alternate, median_and_quartiles, ratio, spread, training_step, write
 from torch import Tensor, nn
-from torch.nn import functional
 
 from reproduction.networks import cnn, fnn, initialize
-from reproduction.slimtik import SlimTik
-from sepsa import RLS, OnlineLBFGS, SelfTuning, SepSA, SoftmaxNewton
+from sepsa import RLS, SepSA
 
 SOLVERS: dict[str, Callable[[], Any]] = {
-    "RLS": RLS,
-    "RLS, ridge by evidence": lambda: RLS(ridge="evidence"),
-    "RLS, forgetting 0.99": lambda: RLS(forgetting=0.99),
-    "RLS, self-tuning": lambda: SelfTuning(),
-    "SlimTik": SlimTik,
-    "SoftmaxNewton": SoftmaxNewton,
-    "OnlineLBFGS": OnlineLBFGS,
-    "OnlineLBFGS, cross-entropy": lambda: OnlineLBFGS(loss="cross-entropy"),
-}
-PAPER_SOLVERS: dict[str, Callable[[], Any]] = {
     "SepSA": lambda: RLS(ridge="evidence"),  # SepSA's default
     "SepSA, fixed ridge": RLS,
     "SepSA, fixed ridge, forgetting 0.999": lambda: RLS(forgetting=0.999),
-}
-NETWORK_BATCH, NETWORK_STEPS, NETWORK_ROUNDS = 256, 50, 15
-NETWORK_SETTINGS: dict[str, dict[str, Any]] = {
-    "AdamW, cross-entropy": {"label_smoothing": 0.0},
-    "SepSA": {"forgetting": 0.999},
-    "SepSA, cross-entropy": {"ridge": 1000.0},
-    "SepSA, cross-entropy, ridge auto": {"ridge": "auto"},
 }
 
 
@@ -100,7 +69,7 @@ def paper_networks() -> None:
         # Many batches in rotation: one that is fitted exactly has gradients below what float32 computes quickly.
         batches = [(torch.randn(batch, *shape), torch.randn(batch, outputs)) for _ in range(64)]
         makers: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {"Adam": adam}
-        makers |= {key: partial(sepsa, solver=solver()) for key, solver in PAPER_SOLVERS.items()}
+        makers |= {key: partial(sepsa, solver=solver()) for key, solver in SOLVERS.items()}
         contestants = {}
         for key, optimizer in makers.items():
             model = network(make)
@@ -130,15 +99,6 @@ def paper_networks() -> None:
     write("step_cost", {"cases": result})
 
 
-def on_new_samples(step: Callable[[Tensor, Tensor], object], name: str, n: int, k: int, m: int) -> Callable[[], object]:
-    """The step on 64 batches in rotation, so that a solver rarely meets a batch that it has just learned."""
-    classify = name in ("SoftmaxNewton", "OnlineLBFGS, cross-entropy")
-    batches = [
-        (torch.randn(n, k), torch.eye(m)[torch.randint(m, (n,))] if classify else torch.randn(n, m)) for _ in range(64)
-    ]
-    return in_rotation(step, batches)
-
-
 def in_rotation(step: Callable[[Tensor, Tensor], object], batches: list[tuple[Tensor, Tensor]]) -> Callable[[], object]:
     position = 0
 
@@ -150,76 +110,5 @@ def in_rotation(step: Callable[[Tensor, Tensor], object], batches: list[tuple[Te
     return run
 
 
-def solvers() -> None:
-    torch.manual_seed(0)
-    result: dict[str, Any] = {}
-    for case, n in (("online FNN, 8-50-2, batch 1", 1), ("mini-batch FNN, 8-50-2, batch 32", 32)):
-        model = network(lambda: fnn(8, 2))
-        step = partial(training_step, model, adam(model))
-        contestants = {"Adam": on_new_samples(step, "Adam", n, 8, 2)}
-        for name, make in SOLVERS.items():
-            optimizer = sepsa(network(lambda: fnn(8, 2)), make())
-            contestants[name] = on_new_samples(optimizer.learn, name, n, 8, 2)
-        result[case] = compare(contestants, "Adam")
-    contestants = {}
-    for name, make in SOLVERS.items():
-        contestants[name] = on_new_samples(make().bind(nn.Linear(128, 10)).update, name, 64, 128, 10)
-    result["head alone, p = 129, 10 outputs, batch 64"] = compare(contestants, "RLS")
-    for case, rows in result.items():
-        print(case)
-        for name, row in rows.items():
-            words = median_and_quartiles(row["ratio"], ".2f")
-            print(f"  {name:27s} {row['seconds']['median'] * 1e6:8.0f} µs, ratio {words}")
-    write("solver_cost", {"cases": result})
-
-
-def compare(contestants: dict[str, Callable[[], object]], to: str) -> dict[str, Any]:
-    times = alternate(contestants, 51, clock=time.process_time)
-    return {name: {"seconds": spread(times[name]), "ratio": ratio(times, name, to)} for name in contestants}
-
-
-def network_step(network: str, method: str, x: Tensor, y: Tensor) -> Callable[[], None]:
-    """A step of a method of networks.py, with one rate and its other settings."""
-    import networks  # a benchmark with more packages than the other cases need
-
-    torch.manual_seed(0)
-    model = networks.NETWORKS[network]().to("cuda", memory_format=torch.channels_last)
-    optimizer, loss_of = networks.learner(method, model, {"lr": 1e-3} | NETWORK_SETTINGS[method], fused=True)
-
-    def step() -> None:
-        observe = optimizer.observe(y) if isinstance(optimizer, SepSA) else nullcontext()
-        with torch.autocast("cuda", dtype=torch.bfloat16), observe:
-            loss = loss_of(model(x).float(), y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
-
-
-def network_costs() -> None:
-    require_cuda()
-    x = torch.randn(NETWORK_BATCH, 3, 32, 32, device="cuda").contiguous(memory_format=torch.channels_last)
-    y = functional.one_hot(torch.randint(10, (NETWORK_BATCH,), device="cuda"), 10).float()
-    cases: dict[str, Any] = {}
-    for network in ("ResNet-9", "vision transformer"):
-        steps = {method: network_step(network, method, x, y) for method in NETWORK_SETTINGS}
-        times = alternate_on_gpu(steps, NETWORK_ROUNDS, NETWORK_STEPS)
-        base = next(iter(steps))
-        ratios = {f"{name} / {base}": ratio(times, name, base) for name in steps if name != base}
-        cases[network] = {"seconds": {name: spread(values) for name, values in times.items()}, "ratios": ratios}
-        for name, r in ratios.items():
-            print(f"{network}: {name} {median_and_quartiles(r)}, wanted <= 1.05")
-    write("network_step", {"device": torch.cuda.get_device_name(), "cases": cases})
-
-
-def main() -> None:
-    cases = {"": paper_networks, "solvers": solvers, "networks": network_costs}
-    name = "".join(sys.argv[1:])
-    if name not in cases:
-        sys.exit(f"the case must be solvers, networks or none, got {name!r}")
-    cases[name]()
-
-
 if __name__ == "__main__":
-    main()
+    paper_networks()
