@@ -267,7 +267,6 @@ MUTANTS = [
     Mutant("stream/engine: a heavy weight", ROBUST_KERNEL, "max(usual, heavy * (heavy / weight))",
            "heavy", ROBUST),
     Mutant("stream/engine: no slope", BODY, "delta[i] *= slopes_here[i]", "delta[i] *= 1.0", ENGINE),
-    Mutant("stream/engine: nesterov", BODY, "(g - new * first[i])", "(g - first[i])", ENGINE),
     Mutant("stream/engine: adam", BODY, "real(1.0 / math.sqrt(1.0 - counts.beta2_power))", "real(1.0)", ENGINE),
     Mutant("stream/engine: the last input", BODY, "while j < width:", "while j < width - 1:", ENGINE),
     Mutant("stream/engine: a missing value", BODY, "if scale == 0.0 or x != x:", "if scale == 0.0:", ENGINE),

@@ -56,7 +56,7 @@ restoration.due = lambda p, *rest, **named: _due(p, *rest, **named) if p else 0 
 
 from sepsa.heads.backends import numba_kernels  # noqa: E402
 from sepsa.stream.kernels import views  # noqa: E402
-from sepsa.stream.kernels.parts import BODY, Record  # noqa: E402
+from sepsa.stream.kernels.parts import Record  # noqa: E402
 
 WORDS = ctypes.POINTER(ctypes.c_int64)
 CALL = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
@@ -83,17 +83,17 @@ def number(frame, group, size):
 def view(frame, group, part):
     record = isinstance(part.dtype, Record)
 
-    def made(model, more=None):
+    def made(model, copy=None):
         address = model[frame.slots.index(part.name if group is frame else "state" if part.kept else "workspace")]
         if group is not frame:
             name = part.name if group.repeated else (group.name, part.name)
-            address += 8 * entry(frame, group, name, model, more)
+            address += 8 * entry(frame, group, name, model, copy)
         if record:
             return carray(address, (1,), part.dtype.dtype).view(np.recarray)[0]
-        sizes = [size if isinstance(size, int) else entry(frame, group, size, model, more) for size in part.shape]
+        sizes = [size if isinstance(size, int) else entry(frame, group, size, model, copy) for size in part.shape]
         if part.shape[:1] == ("rows",):  # an array of the call, whose rows no layout counts
             sizes[0] = 1 << 20
-        return carray(address, sizes, np.asarray(more).dtype if part.dtype == BODY else part.dtype)
+        return carray(address, sizes, part.dtype)
 
     return made
 

@@ -25,7 +25,6 @@ from breaking.damage import same
 from reference import covariance_of, nearest_on_simplex
 from sepsa import FourierFeatures, NotFinite, SepSAClassifier, SepSARegressor
 from sepsa.stream import calibration
-from sepsa.stream.engine import Engine
 from sepsa.stream.learner import StreamLearner
 
 NOT_REPEATED = dict.fromkeys(
@@ -182,7 +181,7 @@ def test_intervals_tell_the_noise(how, kind):
 def test_noise_is_the_unbiased_one_of_ridge_regression():
     X, Y = regression(80, outputs=(2,))
     weight = np.random.default_rng(0).integers(1, 4, 80).astype(float)
-    learner = StreamLearner(4, 2, regression=True, hidden=(), ridge=2.0, dtype=np.float64)
+    learner = StreamLearner(4, 2, regression=True, hidden=(), ridge=2.0)
     learner.fit_scales(X, Y, weight)
     learner.learn(X, Y, weight)
     mean = np.average(X, axis=0, weights=weight)
@@ -375,35 +374,6 @@ def test_a_wrong_argument_is_named(options, words):
         assert not hasattr(model, "n_features_in_")
     with pytest.raises(ValueError, match="method must be"):
         SepSAClassifier().prequential(X, y > 100, method="decision_function")
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "forgetting", "batch"),
-    [*((name, 0.98, 1) for name in ("sgd", "momentum", "nag", "rmsprop", "adam")), ("adam", 1.0, 4), ("nag", 0.98, 4)],
-)
-def test_a_torch_body_takes_the_engines_steps(optimizer, forgetting, batch):
-    X, Y = regression(140, outputs=(2,))
-    X[:40, 2] = X[0, 2]  # constant for a while
-    weight = np.random.default_rng(0).uniform(0.5, 2.0, 140)
-    options = {"optimizer": optimizer, "lr": 1e-3, "weight_decay": 1e-4, "ridge": 2.0, "forgetting": forgetting}
-    options |= {"batch": batch, "seed": 3}
-    module = nn.Sequential(nn.Linear(4, 8), nn.Tanh()).double()
-    ((first, bias),) = Engine(4, 2, (8,), seed=3, dtype=np.float64).layers()
-    module[0].weight.data[:], module[0].bias.data[:] = torch.tensor(first), torch.tensor(bias)
-    mine = StreamLearner(4, 2, regression=True, module=module, **options)
-    engine = StreamLearner(4, 2, regression=True, hidden=(8,), activation="tanh", dtype=np.float64, **options)
-    for learner in (mine, engine) if batch > 1 else ():
-        learner.fit_scales(X, Y, weight)
-    for some in (slice(0, 32), slice(32, 140)):
-        rows = X[some], Y[some], weight[some]
-        np.testing.assert_allclose(mine.learn(*rows), engine.learn(*rows), rtol=1e-7)
-    for one, other in zip(mine.predict_with_leverage(X), engine.predict_with_leverage(X), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)
-    for learner in (mine, engine):
-        learner.engine.set_effective_samples(150.0, np.array([2.0, 3.0]))
-        np.testing.assert_allclose(learner.noise_variance(), [2.0, 3.0])
-    if optimizer == "adam":  # twice these are more than the rows on which the scales settle
-        np.testing.assert_allclose(mine.learn(X, Y, weight), engine.learn(X, Y, weight), rtol=1e-6)
 
 
 def test_the_argument_stays_untrained():

@@ -8,7 +8,7 @@ import pytest
 from sepsa.states import schema
 from sepsa.stream.kernels.compilation import kernel
 from sepsa.stream.kernels.memory import Layout, Memory
-from sepsa.stream.kernels.parts import BODY, Field, Part, Record, Rule, work
+from sepsa.stream.kernels.parts import Field, Part, Record, Rule, work
 from sepsa.stream.kernels.views import Frame, Group
 
 frame = Frame("test", ("inputs", "rows"), Part("X", float, ("rows", "inputs")))
@@ -18,7 +18,7 @@ means = Group(
     "means",
     Part("MEAN", float, ("inputs",), start=0.5, unit=("inputs", 1)),
     Part("LAST", np.float32, ("ring", "inputs"), bounds=(-100, 100)),
-    Part("SHARES", BODY, ("inputs",), bounds=(0, None), start=lambda sizes: np.arange(sizes["inputs"])),
+    Part("SHARES", np.float32, ("inputs",), bounds=(0, None), start=lambda sizes: np.arange(sizes["inputs"])),
     Part("FILLED", Record(rows=Field(int, bounds=(0, "ring")), next=Field(int, bounds=(0, "ring - 1")))),
     Part(
         "NUMBERS",
@@ -39,7 +39,7 @@ def learn(model, n):
     """Learn n rows: the mean of each input, the last rows, sums over the copies of `pairs`."""
     mean, last = means.views("MEAN LAST", model)
     filled, numbers = means.FILLED(model), means.NUMBERS(model)
-    off, shares = means.OFF(model), means.SHARES(model, np.float32(0.0))
+    off, shares = means.OFF(model), means.SHARES(model)
     for i in range(n):
         for j in range(mean.size):
             off[j] = frame.X(model)[i, j] - mean[j]
@@ -58,9 +58,7 @@ def learn(model, n):
 
 
 def memory(inputs):
-    layout = Layout(
-        frame, (means, pairs), {"inputs": inputs, "rows": 1}, {"pairs": [{"own": 2}, {"own": 3}]}, np.float32
-    )
+    layout = Layout(frame, (means, pairs), {"inputs": inputs, "rows": 1}, {"pairs": [{"own": 2}, {"own": 3}]})
     made = Memory(layout)
     made.start()
     return made

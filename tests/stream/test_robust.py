@@ -43,14 +43,15 @@ def test_robust_heads_equal_the_slow_reference(inputs, outputs):
     Y[rng.random(400) < 0.05] *= 100
     X[rng.random(400) < 0.03] *= 1e3
     weight = rng.choice([0.5, 1.0, 1e6], 400, p=[0.3, 0.6, 0.1])
-    engine = Engine(inputs, outputs, (), loss="huber", forgetting="auto", ridge=2.0, dtype=np.float64, standardize=True)
+    engine = Engine(inputs, outputs, (), loss="huber", forgetting="auto", ridge=2.0, standardize=True)
     engine.set_scaling(np.zeros(inputs), np.ones(inputs), 0.7)
     engine.set_output_weights(1.0)
     slow = RobustHeads(inputs, outputs, [(ridge, lam) for _, ridge, lam in engine.form.heads])
     # The reference does not rescale an input, and none of these asks for it.
     expected = np.array([slow.learn(x, y, w) for x, y, w in zip(X, Y, weight, strict=True)])
-    np.testing.assert_allclose(engine.learn(X, Y, weight), expected, rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(engine.chosen["weights"], [head["weight"] for head in slow.heads], rtol=1e-5, atol=1e-9)
+    # The network sees inputs as float32: 6e-8 of an input of 6, where it is clipped, in a prediction of a few such.
+    np.testing.assert_allclose(engine.learn(X, Y, weight), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(engine.chosen["weights"], [head["weight"] for head in slow.heads], rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(engine.noise_variance(), (slow.error[:, 2] / 1.6448536) ** 2, rtol=1e-5)
 
 
@@ -82,7 +83,7 @@ def down(model, row):
 @pytest.mark.parametrize("g", [4.0, 0.25])
 def test_an_input_rescaled_changes_no_prediction_of_a_linear_head(g):
     X, y = np.random.default_rng(0).standard_normal((2, 200, 3))
-    engine = Engine(3, 3, (), loss="huber", forgetting="auto", dtype=np.float64)
+    engine = Engine(3, 3, (), loss="huber", forgetting="auto")
     engine.learn(X, y)
     before = engine.predict_with_leverage(X)
     kernel = up if g > 1 else down
@@ -95,23 +96,24 @@ def test_an_input_rescaled_changes_no_prediction_of_a_linear_head(g):
         np.testing.assert_allclose(one, other, rtol=1e-9)
 
 
-def test_cosines_and_gelu_in_float32_are_those_of_float64():
+def test_cosines_and_gelu_are_exact_to_float32():
     a = np.linspace(-200, 200, 20001).astype(np.float32)
     value, slope = a.copy(), np.empty_like(a)
     compiled(cosines.py_func)(value, slope)
     np.testing.assert_allclose(value, math.sqrt(2) * np.cos(a.astype(float)), atol=3e-5)
     np.testing.assert_allclose(slope, -math.sqrt(2) * np.sin(a.astype(float)), atol=3e-5)
-    wide = np.linspace(-12, 12, 4001)
-    narrow, gelu = wide.astype(np.float32), compiled(activate.py_func)
-    slopes = np.empty_like(wide), np.empty_like(narrow)
-    gelu(GELU, wide, slopes[0])
-    gelu(GELU, narrow, slopes[1])
-    np.testing.assert_allclose(narrow, wide, rtol=2e-6, atol=1e-6)
-    np.testing.assert_allclose(slopes[1], slopes[0], atol=1e-6)
+    wide = torch.linspace(-12, 12, 4001, dtype=torch.float64, requires_grad=True)
+    exact = torch.nn.functional.gelu(wide)
+    exact.sum().backward()
+    narrow = wide.detach().float().numpy()
+    slope = np.empty_like(narrow)
+    compiled(activate.py_func)(GELU, narrow, slope)
+    np.testing.assert_allclose(narrow, exact.detach(), rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(slope, wide.grad, atol=1e-6)
 
 
 def test_the_module_is_the_engines_body():
-    engine = Engine(3, 1, (8,), activation="fourier", dtype=np.float64, skip=True, seed=1)
+    engine = Engine(3, 1, (8,), activation="fourier", skip=True, seed=1)
     ((weight, bias),) = engine.layers()
     wide = Engine(3, 1, (2000,), activation="fourier").layers()[0][0]
     assert FourierFeatures(3, 2000).weight.std().item() == pytest.approx(float(wide.std()), rel=0.05)
@@ -122,7 +124,7 @@ def test_the_module_is_the_engines_body():
     X = np.random.default_rng(1).standard_normal((5, 3))
     features = module(torch.tensor(X)).detach().numpy()
     assert features.shape == (5, module.out_features)
-    np.testing.assert_allclose(engine.predict(X), features @ engine.head[:, :-1].T + engine.head[:, -1], rtol=1e-12)
+    np.testing.assert_allclose(engine.predict(X), features @ engine.head[:, :-1].T + engine.head[:, -1], rtol=1e-5)
     assert FourierFeatures(3, 8, skip=False)(torch.zeros(2, 3)).shape == (2, 8)
     with pytest.raises(ValueError, match="units must be an integer of at least 1, got 0"):
         FourierFeatures(3, 0)

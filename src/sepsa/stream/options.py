@@ -42,9 +42,8 @@ class NamedOptions:
 class LearnerOptions(NamedOptions):
     """The parameters that all learners of rows share."""
 
-    optimizer: str = "auto"
-    """The body's: "adam", "sgd", "momentum", "nag", "rmsprop". "auto": Adam, without momentum where it learns single
-    rows."""
+    optimizer: Literal["auto", "adam"] = "auto"
+    """The body's: "adam", or "auto" for Adam without momentum where single rows are learned."""
 
     weight_decay: float = 0.0
     """The body's weight decay."""
@@ -82,7 +81,7 @@ class Options(LearnerOptions):
     """Widths of the hidden layers; () for a linear model. "auto": (50, 50) for `fit`, 64 for `partial_fit`."""
 
     activation: str = "auto"
-    """"fourier", "gelu", "relu", "tanh", "sigmoid" or "identity". "auto": "gelu" for `fit`, "fourier" for
+    """"fourier", "gelu", "relu" or "identity". "auto": "gelu" for `fit`, "fourier" for
     `partial_fit`."""
 
     _: KW_ONLY
@@ -125,7 +124,7 @@ class RiverOptions(LearnerOptions):
     """Widths of the hidden layers; () for a linear model."""
 
     activation: str = "fourier"
-    """"fourier" (random features, trained), "gelu", "relu", "tanh", "sigmoid" or "identity"."""
+    """"fourier" (random features, trained), "gelu", "relu" or "identity"."""
 
     _: KW_ONLY
     lr: float = 3e-3
@@ -146,15 +145,6 @@ class RiverOptions(LearnerOptions):
     seed: int | None = None
     """Seed of the body's initial weights; None for a random one."""
 
-    momentum: float | None = None
-    """The momentum of the optimizers that have one; None for their own default."""
-
-    beta2: float | None = None
-    """The decay of the second moments of "adam" and "rmsprop"; None for their own default."""
-
-    eps: float | None = None
-    """What "adam" and "rmsprop" add to the root of the second moment; None for their own default."""
-
     def __post_init__(self) -> None:
         if not isinstance(self.hidden, Sequence):
             raise TypeError(f"hidden must be a sequence of widths such as (50,), got {self.hidden!r}")
@@ -166,6 +156,4 @@ class RiverOptions(LearnerOptions):
     def of_learner(self) -> dict[str, Any]:
         """The options of a `StreamLearner`."""
         own = ("max_features", "max_open_ids")
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in own}
-        unset = [name for name in ("momentum", "beta2", "eps") if values[name] is None]
-        return {name: value for name, value in values.items() if name not in unset}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in own}

@@ -83,7 +83,7 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
     @classmethod
     def _unit_test_params(cls) -> Iterator[dict[str, Any]]:
         yield {}
-        yield {"hidden": (8, 4), "activation": "tanh", "optimizer": "momentum", "forgetting": 0.99, "skip": False}
+        yield {"hidden": (8, 4), "activation": "gelu", "optimizer": "adam", "forgetting": 0.99, "skip": False}
         yield {"hidden": (), "loss": "squared"}
 
     def _new_learner(self, inputs: int, outputs: int) -> StreamLearner:

@@ -16,9 +16,8 @@ from sepsa.stream.engine.core import Form, draw, layers, set_quantiles, set_vari
 from sepsa.stream.engine.options import (
     ACTIVATIONS,
     LOSSES,
-    OPTIMIZERS,
+    adam,
     candidate_heads,
-    checked_optimizer,
     of_estimator,
     widths,
 )
@@ -37,8 +36,8 @@ class Engine(StreamEngine):
     """A multilayer perceptron with a recursive-least-squares head, learned sample by sample in compiled code.
 
     Choose it where samples come one at a time and the network is small; `SepSARegressor` and `SepSAClassifier` use it.
-    It equals `SepSA` with `RLS(..., bias_ridge="ridge")` on the same network in float64, step by step; `learn` returns
-    the prediction made before each update.
+    It equals `SepSA` with `RLS(..., bias_ridge="ridge")` on the same network, step by step; the head is in float64 and
+    the rest in float32. `learn` returns the prediction made before each update.
 
     `loss="huber"` bounds the influence of a row: an error counts as if it were at most 4.5 times the median error, and
     less and less where it is much larger; an input is clipped at 16 times its typical distance from the mean, and a row
@@ -80,24 +79,19 @@ class Engine(StreamEngine):
         batch: int = 1,
         skip: bool = False,
         standardize: bool = False,
-        dtype: type[np.floating[Any]] = np.float32,
         seed: int | None = 0,
         experts: Sequence[Any] | None = None,
         max_rows: int = 16384,
         trees: int = tree_parts.TREES,
         table: tuple[Expert, ...] = EXPERTS,
-        **optimizer_options: float,
     ) -> None:
-        if dtype not in (np.float32, np.float64):
-            raise ValueError(f"dtype must be numpy.float32 or numpy.float64, got {dtype!r}")
         heads: list[list[Any]] = [list(head) for head in candidate_heads(ridge, forgetting, hidden, skip)]
         models, count = (None, None) if experts is None else (ModelExperts(experts, classes), len(experts))
         most = at_least("max_rows", max_rows, 64)
-        given = checked_optimizer(optimizer, lr, weight_decay, optimizer_options)
+        given = adam(optimizer, lr, weight_decay)
         given |= {"discount": DISCOUNT, "power": POWER, "calibration": max(keeps for _, _, keeps in heads)}
         settings = {
             "activation": ACTIVATIONS[one_of("activation", activation, ACTIVATIONS)],
-            "optimizer": OPTIMIZERS[optimizer][0],
             "standardize": int(standardize),
             "batch": at_least("batch", batch, 1),
             "robust": LOSSES[one_of("loss", loss, LOSSES)],
@@ -107,7 +101,7 @@ class Engine(StreamEngine):
             "trees": at_least("trees", trees, 16),
             "rate": tree_parts.RATE,
         }
-        form = Form(inputs, outputs, tuple(hidden), heads, np.dtype(dtype), settings, most, table, count)
+        form = Form(inputs, outputs, tuple(hidden), heads, settings, most, table, count)
         options = np.array(tuple(given[name] for name in OPTIONS.fields), OPTIONS.dtype)
         self._core = started(form, options, models, np.random.default_rng(seed))
         draw(self._core)

@@ -16,7 +16,7 @@ import numpy as np
 from sepsa.states import schema
 from sepsa.states.plain import generator_state, read_generator
 from sepsa.stream.engine.protocol import Floats, residual_degrees
-from sepsa.stream.experts import network, network_parts, step
+from sepsa.stream.experts import network_parts, step
 from sepsa.stream.experts.frame import Expert, given, row
 from sepsa.stream.experts.models import ModelExperts
 from sepsa.stream.kernels.body import FOURIER
@@ -35,7 +35,6 @@ class Form(NamedTuple):
     outputs: int
     hidden: tuple[int, ...]
     heads: list[list[Any]]  # of each the features it sees, its ridge and its forgetting
-    dtype: Any  # of the body
     settings: dict[str, int]
     most_rows: int  # that the trees keep
     table: tuple[Expert, ...]  # all experts that there are, the network first
@@ -45,8 +44,6 @@ class Form(NamedTuple):
     def experts(self) -> tuple[Expert, ...]:
         """The experts of this engine: the network alone, or all that answer for classes, or for numbers."""
         first, *others = self.table
-        if self.dtype.itemsize == 8:
-            first = network.IN_DOUBLE
         classes = self.settings["classes"]
         able = [each for each in others if not (each.for_numbers if classes else each.for_classes)]
         return (first,) if self.models is None else (first, *able)
@@ -90,7 +87,7 @@ class Form(NamedTuple):
         groups = [*(each.group for each in experts), network_parts.heads]
         groups += [step.parts, row] if len(experts) > 1 else []
         heads = [self.head(subset) for subset, _, _ in self.heads]
-        made = Layout(given, groups, self.sizes(), {"heads": heads}, self.dtype)
+        made = Layout(given, groups, self.sizes(), {"heads": heads})
         schema.check_memory("a network of this size", 8 * made.size)
         return made
 

@@ -10,24 +10,9 @@ from sepsa.stream.experts.tree_parts import TABLE_TREES
 from sepsa.stream.kernels import body
 from sepsa.validation import at_least, in_range, not_negative, one_of
 
-ACTIVATIONS = {
-    "identity": body.IDENTITY,
-    "relu": body.RELU,
-    "tanh": body.TANH,
-    "sigmoid": body.SIGMOID,
-    "gelu": body.GELU,
-    "fourier": body.FOURIER,
-}
-# The options each optimizer takes beside lr and weight_decay, with torch.optim's defaults; momentum is Adam's β1.
-OPTIMIZERS: dict[str, tuple[int, dict[str, float]]] = {
-    "sgd": (body.SGD, {}),
-    "momentum": (body.SGD, {"momentum": 0.9}),
-    "nag": (body.SGD, {"momentum": 0.9, "nesterov": 1.0}),
-    "rmsprop": (body.RMSPROP, {"momentum": 0.0, "beta2": 0.99, "eps": 1e-8}),
-    "adam": (body.ADAM, {"momentum": 0.9, "beta2": 0.999, "eps": 1e-8}),
-    # Adam without momentum: a gradient is taken at a head that has moved since the last one.
-    "auto": (body.ADAM, {"momentum": 0.0, "beta2": 0.999, "eps": 1e-8}),
-}
+ACTIVATIONS = {"identity": body.IDENTITY, "relu": body.RELU, "gelu": body.GELU, "fourier": body.FOURIER}
+# β1 of Adam; "auto" is Adam without momentum: a gradient is taken at a head that has moved since the last one.
+OPTIMIZERS = {"adam": 0.9, "auto": 0.0}
 LOSSES = {"squared": 0, "huber": 1}
 RIDGES = (10.0, 1.0, 100.0)  # the candidates where ridge is "auto"
 FORGETTINGS = (1.0, 0.999, 0.99)
@@ -80,14 +65,14 @@ def head_and_optimizer(parameters: Mapping[str, Any], rate: float, one_head: boo
     }
 
 
-def checked_optimizer(optimizer: str, lr: float, weight_decay: float, given: Mapping[str, float]) -> dict[str, float]:
-    """The numbers of the body's optimizer, 0 for those that it does not have."""
-    _, defaults = OPTIMIZERS[one_of("optimizer", optimizer, OPTIMIZERS)]
-    unknown = sorted(set(given) - set(defaults))
-    if unknown:
-        raise TypeError(f"optimizer {optimizer!r} takes {sorted(defaults) or 'no options'}, got {unknown}")
-    rates = {"lr": in_range("lr", lr, 0.0, math.inf), "decay": not_negative("weight_decay", weight_decay)}
-    return {**dict.fromkeys(("momentum", "beta2", "eps", "nesterov"), 0.0), **defaults, **given, **rates}
+def adam(optimizer: str, lr: float, weight_decay: float) -> dict[str, float]:
+    """The options of the body's optimizer for its kernel."""
+    beta1 = OPTIMIZERS[one_of("optimizer", optimizer, OPTIMIZERS)]
+    return {
+        "lr": in_range("lr", lr, 0.0, math.inf),
+        "decay": not_negative("weight_decay", weight_decay),
+        "beta1": beta1,
+    }
 
 
 def of_estimator(parameters: Mapping[str, Any], for_fit: bool) -> dict[str, Any]:

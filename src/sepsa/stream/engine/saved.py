@@ -31,9 +31,7 @@ def settings(core: Core) -> dict[str, Any]:
         "heads": form.heads,
         "loss": "huber" if own["robust"] else "squared",
         "classes": bool(own["classes"]),
-        "dtype": form.dtype.name,
         "activation": next(name for name, code in ACTIVATIONS.items() if code == own["activation"]),
-        "optimizer": own["optimizer"],
         "standardize": bool(own["standardize"]),
         "batch": own["batch"],
         "options": list(core.options.item()),
@@ -175,7 +173,7 @@ def load_mixture(core: Core, state: Any, entry: str) -> None:
 def pickled(core: Core) -> dict[str, Any]:
     """What a pickle holds: what makes an engine of the same form, with the models themselves, and its state."""
     own = core.form._asdict()
-    own = {name: own[name] for name in ("inputs", "outputs", "hidden", "heads", "dtype", "settings")}
+    own = {name: own[name] for name in ("inputs", "outputs", "hidden", "heads", "settings")}
     own |= {"max_rows": core.form.most_rows, "options": saved(core.options), "models": core.models}
     own |= {"table": [expert.name for expert in core.form.table]}
     own |= {"generator": core.rng, "network": network_arrays(core)}
@@ -184,7 +182,7 @@ def pickled(core: Core) -> dict[str, Any]:
 
 def unpickled(state: dict[str, Any]) -> Core:
     """The engine of which `pickled` returned this; a pickle of another development version is refused."""
-    models, of_form = state["models"], ("inputs", "outputs", "hidden", "heads", "dtype", "settings")
+    models, of_form = state["models"], ("inputs", "outputs", "hidden", "heads", "settings")
     more = {"experts", "mixture"} if models is not None else set[str]()
     others = {"max_rows", "options", "models", "table", "generator", "network"}
     schema.read("the pickle", state, {*of_form, *others, *more})

@@ -27,10 +27,6 @@ from sepsa.stream.kernels.robust import ROUNDING
 from sepsa.validation import NotFinite, at_least
 
 BASES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
-    "sgd": (torch.optim.SGD, {}),
-    "momentum": (torch.optim.SGD, {"momentum": 0.9}),
-    "nag": (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
-    "rmsprop": (torch.optim.RMSprop, {}),
     "adam": (torch.optim.Adam, {}),
     "auto": (torch.optim.Adam, {"betas": (0.0, 0.999)}),
 }

@@ -10,16 +10,14 @@ from sepsa.jit import Kernel
 from sepsa.stream.kernels.parts import Part, Record, work
 from sepsa.stream.kernels.views import Frame, Group
 
-# The body's optimizer; the discount and the power by which heads are weighted; the discount of the calibration.
-OPTIONS = Record(
-    **dict.fromkeys(("lr", "decay", "momentum", "beta2", "eps", "nesterov", "discount", "power", "calibration"), float)
-)
+# Of Adam; the discount and the power by which heads are weighted; the discount of the calibration.
+OPTIONS = Record(**dict.fromkeys(("lr", "decay", "beta1", "discount", "power", "calibration"), float))
 OWN_CALLS = Record(spread=int, calibrate=int, answer=int, learn=int)
 # Sizes that follow from the network's form, of the experts, then settings of the engine.
 SIZES = """
 inputs outputs depth width hidden heads parameters units deltas features stride
 experts stacked candidates built_in models
-batch activation optimizer standardize robust classes inflation room trees rate tree_slots
+batch activation standardize robust classes inflation room trees rate tree_slots
 """
 
 given = Frame(

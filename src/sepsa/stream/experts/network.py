@@ -1,7 +1,7 @@
 """The network: a multilayer perceptron with recursive-least-squares heads, the first expert.
 
 It learns rows in batches and owns what all experts share: the scales of the inputs and outputs, the typical weight of a
-row, and the losses by which scores become probabilities. The body may be float32; `real`, a number, says which dtype.
+row, and the losses by which scores become probabilities. The body is float32.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from sepsa.restoration import due
 from sepsa.stream.experts.frame import Expert, given, size
 from sepsa.stream.experts.network_parts import HIDDEN, heads, parts
-from sepsa.stream.kernels.body import backward, forward, optimizer_step
+from sepsa.stream.kernels.body import adam_step, backward, forward
 from sepsa.stream.kernels.compilation import called, inlined, kernel
 from sepsa.stream.kernels.head import answer, learn_row, leverage, restore
 from sepsa.stream.kernels.robust import (
@@ -47,19 +47,19 @@ def seen_by(model, phi, h):
 
 
 @called
-def pass_forward(model, i, real):
+def pass_forward(model, i):
     """Compute the units, slopes and φ of row i of the batch."""
-    theta, widths, code = parts.THETA(model, real), given.WIDTHS(model), size.activation(model)
+    theta, widths, code = parts.THETA(model), given.WIDTHS(model), size.activation(model)
     (mean, scale, typical), robust = parts.views("MEAN SCALE TYPICAL", model), size.robust(model)
-    units, slopes, phi = parts.UNITS(model, real)[i], parts.SLOPES(model, real)[i], parts.PHI(model)[i]
+    units, slopes, phi = parts.UNITS(model)[i], parts.SLOPES(model)[i], parts.PHI(model)[i]
     forward(theta, widths, code, mean, scale, typical, robust, given.X(model)[i], units, slopes, phi)
     return 0
 
 
-@inlined
-def ask_heads(model, i, real):
+@kernel(cost=2.0)
+def ask_heads(model, i):
     """Predict row i of the batch by the mixture of the heads; returns whether all is finite."""
-    pass_forward(model, i, real)
+    pass_forward(model, i)
     phi, out, answers = parts.PHI(model)[i], given.OUT(model)[i], parts.HEADS(model)[i]
     for h in range(size.heads(model)):
         answer(heads.W(model, h), seen_by(model, phi, h), answers[h])
@@ -83,7 +83,7 @@ def ask_heads(model, i, real):
 
 
 @called
-def weigh_rows(model, rows, real):
+def weigh_rows(model, rows):
     """Fill the weights of the batch's rows; returns whether an input that was constant so far got a scale."""
     x, y, weights, rescaled = given.X(model), given.Y(model), given.WEIGHT(model), False
     mean, scale, typical, typical_run, counts = parts.views("MEAN SCALE TYPICAL TYPICAL_RUN COUNTS", model)
@@ -94,7 +94,7 @@ def weigh_rows(model, rows, real):
                 rescaled = True
         if rescaled:
             for i in range(rows):
-                pass_forward(model, i, real)
+                pass_forward(model, i)
     for i in range(rows):
         omega[i] = weights[i]
         if size.robust(model):
@@ -262,10 +262,10 @@ def pull_of_heads(model, i, rows, trust, share, known, delta):
 
 
 @called
-def learn_body(model, rows, known, real):
+def learn_body(model, rows, known):
     """One step of the body's optimizer on the batch; `known` says that the heads' new outputs are in the workspace."""
-    theta, gradient = parts.THETA(model, real), parts.GRADIENT(model, real)
-    delta, omegas = parts.DELTA(model, real), parts.OMEGA(model)
+    theta, gradient = parts.THETA(model), parts.GRADIENT(model)
+    delta, omegas = parts.DELTA(model), parts.OMEGA(model)
     e, error, out = parts.E(model), parts.ERROR(model), given.OUT(model)
     share = 0.0
     for h in range(size.heads(model)):
@@ -278,10 +278,10 @@ def learn_body(model, rows, known, real):
                 e[k] = target(model, i, k) - out[i, k]
             trust *= huber_weight(e, error)
         pull_of_heads(model, i, rows, trust, share, known, delta)
-        units, slopes = parts.UNITS(model, real)[i], parts.SLOPES(model, real)[i]
+        units, slopes = parts.UNITS(model)[i], parts.SLOPES(model)[i]
         backward(theta, given.WIDTHS(model), units, slopes, delta, gradient, i == 0)
-    first, second, code = parts.FIRST(model, real), parts.SECOND(model, real), size.optimizer(model)
-    optimizer_step(theta, first, second, gradient, code, given.OPTIONS(model), parts.COUNTS(model))
+    first, second = parts.FIRST(model), parts.SECOND(model)
+    adam_step(theta, first, second, gradient, given.OPTIONS(model), parts.COUNTS(model))
     return 0
 
 
@@ -314,10 +314,10 @@ def follow_rows(model, rows, spread):
             counts.weight = omegas[i]
 
 
-@inlined
-def learn_batch(model, rows, real):
+@kernel(cost=10.0)
+def learn_batch(model, rows):
     """Learn the rows of a batch, of which at least one has a weight, after `ask_heads`."""
-    rescaled = weigh_rows(model, rows, real)
+    rescaled = weigh_rows(model, rows)
     omega, counts, count = parts.OMEGA(model), parts.COUNTS(model), size.heads(model)
     total = 0.0
     for i in range(rows):
@@ -332,36 +332,11 @@ def learn_batch(model, rows, real):
         spread = own if h == counts.best else spread
         known = known and not restored
     if size.parameters(model) > 0:
-        learn_body(model, rows, known, real)
+        learn_body(model, rows, known)
     if size.robust(model):
         follow_rows(model, rows, spread)
         rescale_changed_inputs(model)
     return 0
-
-
-# ---------------------------------------------------------------------- kernels, by the dtype of the body
-
-SINGLE, DOUBLE = np.float32(0.0), np.float64(0.0)
-
-
-@kernel(cost=2.0)
-def answer_float32(model, i):
-    return ask_heads(model, i, SINGLE)
-
-
-@kernel(cost=2.0, after=answer_float32)
-def answer_float64(model, i):
-    return ask_heads(model, i, DOUBLE)
-
-
-@kernel(cost=10.0)
-def learn_float32(model, rows):
-    return learn_batch(model, rows, SINGLE)
-
-
-@kernel(cost=5.0, after=learn_float32)
-def learn_float64(model, rows):
-    return learn_batch(model, rows, DOUBLE)
 
 
 @kernel(cost=1.0)
@@ -374,5 +349,4 @@ def spread(model, i):
 
 
 # Its kernels get the number of a row of the batch, and of the rows of the batch, instead of an expert's place.
-EXPERT = Expert(parts, answer_float32, learn_float32)
-IN_DOUBLE = EXPERT._replace(answer=answer_float64, learn=learn_float64)
+EXPERT = Expert(parts, ask_heads, learn_batch)

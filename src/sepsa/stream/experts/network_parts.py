@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sepsa.stream.experts.frame import given
-from sepsa.stream.kernels.parts import BODY, Field, Part, Record, work
+from sepsa.stream.kernels.parts import Field, Part, Record, work
 from sepsa.stream.kernels.views import Group
 
 # The part of φ = [hidden units, inputs, 1] that a head sees: its end, from some hidden unit on, or hidden units and 1.
@@ -55,9 +55,9 @@ COUNTS = Record(
 parts = Group(
     given,
     "network",
-    Part("THETA", BODY, ("parameters",), grows=grow_first_layer),
-    Part("FIRST", BODY, ("parameters",), grows=grow_first_layer),
-    Part("SECOND", BODY, ("parameters",), grows=grow_first_layer, bounds=(0, None)),
+    Part("THETA", np.float32, ("parameters",), grows=grow_first_layer),
+    Part("FIRST", np.float32, ("parameters",), grows=grow_first_layer),
+    Part("SECOND", np.float32, ("parameters",), grows=grow_first_layer, bounds=(0, None)),
     Part("MEAN", float, ("inputs",)),
     Part("SCALE", float, ("inputs",), start=unscaled, bounds=(0, None)),
     Part("TYPICAL", float, ("inputs",), bounds=(0, None)),
@@ -81,10 +81,10 @@ parts = Group(
     work("OMEGA", float, ("batch",)),
     work("SHARE", float, ("batch",)),  # of a typical row in what the experts learn
     work("WIDEN", float, ("batch",)),  # √(1 + c φᵀBφ), by which an error is divided for intervals
-    work("GRADIENT", BODY, ("parameters",)),
-    work("DELTA", BODY, ("deltas",)),
-    work("UNITS", BODY, ("batch", "units")),
-    work("SLOPES", BODY, ("batch", "units")),
+    work("GRADIENT", np.float32, ("parameters",)),
+    work("DELTA", np.float32, ("deltas",)),
+    work("UNITS", np.float32, ("batch", "units")),
+    work("SLOPES", np.float32, ("batch", "units")),
 )
 NUMBERS = Record(
     forgetting=float,

@@ -6,8 +6,8 @@ import math
 
 from sepsa.stream.kernels.compilation import inlined
 
-IDENTITY, RELU, TANH, SIGMOID, GELU, FOURIER = range(6)
-SGD, RMSPROP, ADAM = range(3)
+IDENTITY, RELU, GELU, FOURIER = range(4)
+BETA2, EPS = 0.999, 1e-8  # Adam's, as in `torch.optim`
 
 
 @inlined
@@ -17,11 +17,6 @@ def cosines(a, slope):
     With k the nearest integer to a/π and r = a - kπ, cos a = (-1)ᵏ cos r and sin a = (-1)ᵏ sin r; for |r| ≤ π/2 the
     series are exact to 1e-9, and unlike calls of the library they are vectorized.
     """
-    if a.itemsize == 8:
-        for i in range(a.size):
-            slope[i] = -math.sqrt(2.0) * math.sin(a[i])
-            a[i] = math.sqrt(2.0) * math.cos(a[i])
-        return
     real = a.dtype.type
     inverse, pi_high, pi_low, half, root = (
         real(1 / math.pi),
@@ -52,15 +47,7 @@ def activate(code, a, slope):
         for i in range(a.size):
             slope[i] = one if a[i] > zero else zero
             a[i] = zero if a[i] <= zero else a[i]  # a NaN stays one
-    elif code == TANH:
-        for i in range(a.size):
-            a[i] = math.tanh(a[i])
-            slope[i] = one - a[i] * a[i]
-    elif code == SIGMOID:
-        for i in range(a.size):
-            a[i] = one / (one + math.exp(-a[i]))
-            slope[i] = a[i] * (one - a[i])
-    elif code == GELU and a.itemsize == 4:
+    elif code == GELU:
         # libm's erf and exp are not vectorized; these formulas, exact to float32's rounding, are.
         # exp(-v) = (Σ (v/64)^k/k!)^-64, and erf by Abramowitz and Stegun 7.1.26.
         for i in range(a.size):
@@ -78,12 +65,6 @@ def activate(code, a, slope):
             tail *= 0.3989422804014327 * e
             below = 1.0 - tail if x > 0.0 else tail
             slope[i] = below + x * 0.3989422804014327 * e
-            a[i] = x * below
-    elif code == GELU:
-        for i in range(a.size):
-            x = float(a[i])
-            below = 0.5 * (1.0 + math.erf(x * math.sqrt(0.5)))
-            slope[i] = below + x * math.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi)
             a[i] = x * below
     elif code == FOURIER:
         cosines(a, slope)
@@ -195,30 +176,17 @@ def backward(theta, sizes, activation, slope, delta, gradient, first):
 
 
 @inlined
-def optimizer_step(theta, first, second, gradient, code, options, counts):
-    """One step of the body's optimizer, equal to that of `torch.optim`."""
+def adam_step(theta, first, second, gradient, options, counts):
+    """One step of Adam, equal to that of `torch.optim`."""
     real = gradient.dtype.type
-    lr, decay, eps, nesterov = real(options.lr), real(options.decay), real(options.eps), real(options.nesterov)
-    momentum, beta2 = real(options.momentum), real(options.beta2)
-    new, new2 = real(1.0 - options.momentum), real(1.0 - options.beta2)
-    if code == ADAM:
-        counts.beta1_power *= options.momentum
-        counts.beta2_power *= options.beta2
-        step = real(options.lr / (1.0 - counts.beta1_power))
-        correction = real(1.0 / math.sqrt(1.0 - counts.beta2_power))
-        for i in range(theta.size):
-            g = gradient[i] + decay * theta[i]
-            first[i] += new * (g - first[i])
-            second[i] = beta2 * second[i] + new2 * g * g
-            theta[i] -= step * first[i] / (math.sqrt(second[i]) * correction + eps)
-    elif code == RMSPROP:
-        for i in range(theta.size):
-            g = gradient[i] + decay * theta[i]
-            second[i] = beta2 * second[i] + new2 * g * g
-            first[i] = momentum * first[i] + g / (math.sqrt(second[i]) + eps)
-            theta[i] -= lr * first[i]
-    else:
-        for i in range(theta.size):
-            g = gradient[i] + decay * theta[i]
-            first[i] = momentum * first[i] + g
-            theta[i] -= lr * (first[i] + nesterov * (g - new * first[i]))
+    decay, beta2, eps = real(options.decay), real(BETA2), real(EPS)
+    new, new2 = real(1.0 - options.beta1), real(1.0 - BETA2)
+    counts.beta1_power *= options.beta1
+    counts.beta2_power *= BETA2
+    step = real(options.lr / (1.0 - counts.beta1_power))
+    correction = real(1.0 / math.sqrt(1.0 - counts.beta2_power))
+    for i in range(theta.size):
+        g = gradient[i] + decay * theta[i]
+        first[i] += new * (g - first[i])
+        second[i] = beta2 * second[i] + new2 * g * g
+        theta[i] -= step * first[i] / (math.sqrt(second[i]) * correction + eps)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sepsa.states import schema
-from sepsa.stream.kernels.parts import BODY, Part, Record, Sizes, limit
+from sepsa.stream.kernels.parts import Part, Record, Sizes, limit
 from sepsa.stream.kernels.views import EMPTY, Frame, Group
 
 SHAPES = "SHAPES"  # the entry of a saved group with the shapes of its parts, and of what was saved of each
@@ -38,7 +38,7 @@ class Place(NamedTuple):
 class Layout:
     """The places of all parts of these groups, and the numbers by which kernels find them.
 
-    `copies` has the sizes of each copy of a repeated group; `body` is the dtype of the parts in that of the body.
+    `copies` has the sizes of each copy of a repeated group.
     """
 
     def __init__(
@@ -47,7 +47,6 @@ class Layout:
         groups: Sequence[Group],
         sizes: Sizes,
         copies: Mapping[str, Sequence[Sizes]] = EMPTY,
-        body: Any = np.float64,
     ) -> None:
         self.frame, self.groups = frame, {group.name: group for group in groups}
         self.sizes = dict(sizes)
@@ -63,7 +62,7 @@ class Layout:
             if group.repeated:
                 numbers[positions[group.name, "copies"]] = len(numbers)
             for copy, own in enumerate(copies[group.name] if group.repeated else [EMPTY]):
-                starts = self._place(group, copy, {**self.sizes, **own}, np.dtype(body))
+                starts = self._place(group, copy, {**self.sizes, **own})
                 if group.repeated:
                     numbers += [*(own[name] for name in group.sizes), *starts.values()]
                 else:
@@ -71,11 +70,11 @@ class Layout:
                         numbers[positions[group.name, name]] = start
         self.numbers = np.array(numbers, dtype=np.int64)
 
-    def _place(self, group: Group, copy: int, sizes: Sizes, body: Any) -> dict[str, int]:
+    def _place(self, group: Group, copy: int, sizes: Sizes) -> dict[str, int]:
         """Give each part of a group a place; returns where they start."""
         starts = {}
         for part in group.parts:
-            kind = part.dtype.dtype if isinstance(part.dtype, Record) else body if part.dtype == BODY else part.dtype
+            kind = part.dtype.dtype if isinstance(part.dtype, Record) else part.dtype
             shape = tuple(size if isinstance(size, int) else sizes[size] for size in part.shape)
             starts[part.name] = self.size if part.kept else self.workspace
             place = Place(group, part, starts[part.name], shape, np.dtype(kind), sizes)

@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Sizes = Mapping[str, int]
 Bounds = tuple[Any, Any]  # the least and the largest value: a number, None, or a size: "room" or "room - 1"
-BODY = "body"  # in place of a dtype: one that is chosen for each learner
 
 
 def at_the_end(old: Any, new: Any, before: Sizes, after: Sizes) -> None:

@@ -65,8 +65,7 @@ class Frame(ModuleType):
 class Group(ModuleType):
     """The parts of one member of a learner, and the sizes that only it knows, as functions of the others.
 
-    `group.NAME(model)` is the part of this name, `group.views("ONE OTHER", model)` is a tuple of several. A part in the
-    dtype of the body takes a number of that type as well.
+    `group.NAME(model)` is the part of this name, `group.views("ONE OTHER", model)` is a tuple of several.
     Of a repeated group there are several copies; its parts, and its sizes, which each copy has for itself, take the
     number of the copy. `rings` are the axes along which the last rows are stored, with the record that has
     `rows`, their number, and `next`, the place of the next; `rules` are what a saved state must fulfil beside bounds.
@@ -101,11 +100,9 @@ class Group(ModuleType):
 # In what follows the frame is the group of its sizes and of the arrays of a call.
 
 
-def _kind(group: Any, more: Any) -> Any:
-    """The type of what is given beside the model: the number of a copy, a number in the dtype of the body, nothing."""
-    if group.repeated:
-        return types.int64
-    return types.Omitted(None) if more is None else more  # type: ignore[no-untyped-call]
+def _kind(group: Any) -> Any:
+    """The type of what is given beside the model: the number of a copy, or nothing."""
+    return types.int64 if group.repeated else types.Omitted(None)  # type: ignore[no-untyped-call]
 
 
 def _number(frame: Frame, group: Any, size: str) -> Any:
@@ -116,16 +113,16 @@ def _number(frame: Frame, group: Any, size: str) -> Any:
         def code(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
             return _entry(frame, group, builder, size, *arguments)
 
-        return types.int64(model, _kind(group, copy)), code
+        return types.int64(model, _kind(group)), code
 
     return number
 
 
-def _declare(frame: Frame, group: Any, part: Part, more: Any) -> Any:
+def _declare(frame: Frame, group: Any, part: Part) -> Any:
     """The type of a part and the code that finds it."""
     record = isinstance(part.dtype, Record)
     kind: Any = part.dtype.dtype if record else part.dtype
-    scalar = more if isinstance(kind, str) else from_dtype(np.dtype(kind))
+    scalar = from_dtype(np.dtype(kind))
     result = scalar if record else types.Array(scalar, len(part.shape), "C")
     slot = part.name if group is frame else "state" if part.kept else "workspace"
 
@@ -150,9 +147,9 @@ def _view(frame: Frame, group: Any, part: Part) -> Any:
     """The function of a part."""
 
     @intrinsic
-    def view(_: Any, model: Any, more: Any = None) -> Any:
-        array, code = _declare(frame, group, part, more)
-        return array(model, _kind(group, more)), code
+    def view(_: Any, model: Any, copy: Any = None) -> Any:
+        array, code = _declare(frame, group, part)
+        return array(model, _kind(group)), code
 
     return view
 
@@ -163,14 +160,14 @@ def _views(frame: Frame, group: Group) -> Any:
 
     @intrinsic(prefer_literal=True)
     def views(_: Any, names: Any, model: Any, copy: Any = None) -> Any:
-        declared = [_declare(frame, group, named[name], None) for name in names.literal_value.split()]
+        declared = [_declare(frame, group, named[name]) for name in names.literal_value.split()]
         arrays = types.Tuple([array for array, _ in declared])  # type: ignore[no-untyped-call]
 
         def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             found = [one(context, builder, None, arguments[1 : 2 + group.repeated]) for _, one in declared]
             return context.make_tuple(builder, arrays, found)
 
-        return arrays(names, model, _kind(group, copy)), code
+        return arrays(names, model, _kind(group)), code
 
     return views
 
