@@ -87,12 +87,11 @@ def test_forecasts_are_those_of_before_however_rows_are_divided_and_nothing_leak
     np.testing.assert_array_equal(every, whole[23::24])
 
 
-@pytest.mark.parametrize("same_time", ["error", "last"])
-def test_before_three_blocks_and_after_empty_ones_forecasts_follow_the_last_value_however_rows_are_divided(same_time):
+def test_before_three_blocks_and_after_empty_ones_forecasts_follow_the_last_value_however_rows_are_divided():
     y, _ = day_series(9)
     Y = np.column_stack([y, y + 5])
     Y[:30, 1] = Y[24 * 3 : 24 * 7 + 6, 1] = np.nan  # a series that begins late, and is away for four days
-    times, options = hours(len(y)), {"known_ahead": False, "seasons": (), "same_time": same_time}
+    times, options = hours(len(y)), {"known_ahead": False, "seasons": ()}
     whole = blocks(**options).prequential(Y, times=times)
     model, parts = blocks(**options), []
     for start, stop in ((0, 7), (7, 24), (24, 31), (31, 24 * 4), (24 * 4, 24 * 7 + 3), (24 * 7 + 3, len(y))):
@@ -225,32 +224,6 @@ def test_inputs_ahead_are_told_and_counted():
             blocks(**{name: -1})
     with pytest.raises(ValueError, match="makes 2161: give fewer lags"):
         blocks(every=720, known_ahead=False).update(np.arange(1500.0))
-
-
-def test_late_rows_and_rows_at_one_time_change_the_lags():
-    y, X = day_series(8)
-    times = hours(len(y) + 1)
-    model = blocks(same_time="mean").update(y, X, times=times[:-1])
-    late = pickle.loads(pickle.dumps(model))
-    late.revise(99.0, time=times[-3])
-    assert late._history.Y[-1, 22, 0] == 99.0
-    assert late.forecast(xs=[{0: 0.0}] * 24) != model.forecast(xs=[{0: 0.0}] * 24)
-    model.learn_one(y[-1] + 2, {0: 0.0}, time=times[-2])
-    assert model._history.Y[-1, 23, 0] == pytest.approx(y[-1] + 1)
-
-
-def test_a_block_is_learned_with_all_rows_of_its_last_time():
-    y, X = day_series(8)
-    times, twice = hours(len(y)), [*range(len(y) - 1), len(y) - 1, len(y) - 1]
-    ahead = [{0: 0.0}] * 24
-    for split in (23, 5):  # the hour whose value comes in two rows
-        parts = [(i, half) for i in range(len(y)) for half in ((0.25, 0.75) if i % 24 == split else (1.0,))]
-        at = [i for i, _ in parts]
-        halves = blocks(same_time="sum")
-        halves.update([share * y[i] for i, share in parts], X[at], times=[times[i] for i in at])
-        assert halves.forecast(xs=ahead) == blocks(same_time="sum").update(y, X, times=times).forecast(xs=ahead)
-    one = blocks(same_time="last").update(y[twice], X[twice], times=[times[i] for i in twice])
-    assert one.rows == len(y)
 
 
 def test_inputs_of_a_day_of_25_hours_are_used_at_its_midnight():

@@ -102,7 +102,7 @@ FRAME, TEXTS = long(), long().assign(price="cheap")
         (FRAME.drop(columns="ds"), r"df must have the columns \['unique_id', 'ds', 'y'\], got \['unique_id', 'y'\]"),
         (FRAME.assign(ds=FRAME["ds"].where(FRAME.index != 7)), r"df\['ds'\] must .* got one in row 7"),
         (FRAME.assign(unique_id=FRAME["unique_id"].where(FRAME.index > 0)), r"df\['unique_id'\] must .* in row 0"),
-        (pd.concat([FRAME, FRAME[60:61]]), "series 'v': time must be at least half a step .* same_time="),
+        (pd.concat([FRAME, FRAME[60:61]]), "series 'v': time must be at least half a step .* aggregate the rows"),
         (FRAME.assign(y=np.inf), r"df\['y'\] must be numbers up to"),
         (FRAME.assign(y="a"), r"df\['y'\] must be numbers, got 'a' in the column 'y'"),
         (TEXTS, r"must be numbers, got 'cheap' in the column 'price'|df must have the inputs \[\]"),

@@ -131,7 +131,7 @@ class SepSAPanelForecaster:
         for part in parts:
             forecaster = None if again else self.series.get(part.key)
             try:
-                (forecaster or self.series.start).check(part.y, part.X, times=part.times)
+                (forecaster or self.series.start)._check(part.y, part.X, times=part.times)
             except ValueError as error:
                 raise ValueError(f"series {part.key!r}: {error}") from None
         if again:

@@ -63,10 +63,8 @@ class BlockHistory:
         ahead: bool,
         seed: int,
         clock: Clock,
-        joined: bool,
     ) -> None:
         self.settings, self.every, self.start = settings, every, start
-        self.joined = joined  # whether further rows at the last time may change a block's last row
         self.lags, self.seasons, self.ahead, self.seed = lags, seasons, ahead, seed
         self.dated, self.zone = clock.dated, clock.zone
         self.grid: Grid | None = None  # that of the clock at the last row
@@ -149,12 +147,11 @@ class BlockHistory:
         at: int | None = None  # the block of the row before
         for i, number in enumerate(numbers.tolist()):
             if at != (at := number // self.every):
-                told = None if self.joined else told  # opening this block may close the one before
                 self._open(at)
                 follows = np.flatnonzero(self._follows_last_value(at))
             self._write(number, Y[i], E[i])
             self.point = int(points[i])
-            if int(following[i]) // self.every > self.newest and not (self.closed or self.joined):
+            if int(following[i]) // self.every > self.newest and not self.closed:
                 self._close()
             self.rows += 1 + min(gaps[i], IMAGINED)
             if self.purpose == "forecasts":
@@ -353,24 +350,6 @@ class BlockHistory:
         self.learn_spaced(Y, E, (np.diff(at, prepend=self.point) - 1).tolist(), False, False)
         self.purpose, self.found[:] = purpose, found
 
-    def revise(self, row: Floats, ago: int) -> None:
-        """Replace the values of the row so many rows before the last one, as far as they are numbers.
-
-        A block that was learned with the old values is not learned again.
-        """
-        point = self.point - ago
-        number = int(self._numbers(point))
-        at, slot = len(self.Y) - 1 - (self.newest - number // self.every), number % self.every
-        if at >= 0:
-            self.Y[at, slot] = np.where(np.isnan(row), self.Y[at, slot], row)
-            self.count[at, slot] = np.where(np.isnan(row), self.count[at, slot], 1)
-        if ago == 0:
-            self.seen = np.where(np.isnan(row), self.seen, row)
-        known = [i for i, one in enumerate(self.first) if one[0] == point]
-        for i in known:
-            y = self.first[i][1]
-            self.first[i] = (point, np.where(np.isnan(row), y, row), self.first[i][2])
-
     # ------------------------------------------------------------------ forecasts
 
     def reach(self) -> int:
@@ -502,11 +481,10 @@ class BlockHistory:
                 plan = self._follow_plan(self._plan_of(check_seasons(new.items("seasons").numbers())))
             if plan.kept != new.integer("lags"):
                 raise new.damaged("lags", f"{plan.kept} blocks", new["lags"])
-        keys = {"place", "Y", "E", "count", "seen", "residuals", "missed", "learner"}
-        model = schema.read(new.path("model"), new["model"], keys, optional={"dropped", "start"})  # as of late
-        self.dropped = model.integer("dropped") if "dropped" in model.values else 0
-        if "start" in model.values:
-            model.equal("start", self.start)
+        keys = {"place", "dropped", "start", "Y", "E", "count", "seen", "residuals", "missed", "learner"}
+        model = schema.read(new.path("model"), new["model"], keys)
+        self.dropped = model.integer("dropped")
+        model.equal("start", self.start)
         place = model.items("place", len(PLACE))
         for i, (name, ends) in enumerate(PLACE.items()):
             setattr(self, name, place.integer(i, *ends))

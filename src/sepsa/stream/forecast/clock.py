@@ -39,14 +39,13 @@ FEW = 5  # rows after which a step that was given is compared with their times
 class Place(NamedTuple):
     """What a row's time says: rows left out before it, and what becomes of rows that waited or were placed before.
 
-    `gaps` are those of the waiting rows, if they are confirmed, and of the row itself; empty for a row that waits, or
-    that is `same`, of the last row's point. `dropped` rows that waited were wrong. `points` are new points of all rows
+    `gaps` are those of the waiting rows, if they are confirmed, and of the row itself; empty for a row that waits.
+    `dropped` rows that waited were wrong. `points` are new points of all rows
     so far, where the grid has been corrected to `grid`. `says` is a warning. `point` is that of the last row placed.
     """
 
     gaps: tuple[int, ...]
     dropped: int = 0
-    same: bool = False
     points: Any = None
     grid: Grid | None = None
     says: str = ""
@@ -118,7 +117,7 @@ class Clock:
         if self.first:
             points, says = self._corrected(at, rows)
         if self.grid is None and at == self.first[-1]:  # a second row at the first time, before there is a step
-            return Place((), same=True)
+            raise self._not_later(at)
         point = self.index(at) if self.grid is not None else -1
         steps = point - self.last
         dropped = 0
@@ -131,15 +130,26 @@ class Clock:
             return Place((), dropped, points=points, grid=self.grid, says=says)
         if steps < 0:
             raise ValueError(
-                f"time must be later than that of the last row, {self.latest()}, got {self.label(at)}: revise() takes "
-                "values of earlier rows, and a table that is newest first must be sorted by time"
+                f"time must be later than that of the last row, {self.latest()}, got {self.label(at)}: sort a table "
+                "that is newest first by time, and call fit again where an earlier value has changed"
             )
+        if steps == 0:
+            raise self._not_later(at)
         self.last = point
-        if self.first and steps:
+        if self.first:
             self.first.append(at)
             if self.told is not None and len(self.first) == FEW:
                 says = self._sparse()
-        return Place((steps - 1,) if steps else (), dropped, not steps, points, self.grid, says)
+        return Place((steps - 1,), dropped, points, self.grid, says)
+
+    def _not_later(self, at: float) -> ValueError:
+        """The error for a second row at the time of the last one."""
+        step = "unknown" if self.grid is None else self.grid.words()
+        return ValueError(
+            f"time must be at least half a step ({step}) after that of the last row, {self.latest()}, got "
+            f"{self.label(at)}: aggregate the rows of one time, as pandas' groupby(...).mean() does, or give a shorter "
+            "step"
+        )
 
     def _wait(self, at: float, rows: int, points: Any, says: str) -> Place:
         """Let a further row after a leap wait, until they confirm it, or another step."""

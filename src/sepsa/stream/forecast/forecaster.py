@@ -28,13 +28,12 @@ from sepsa.stream.forecast.rows import (
     Table,
     arranged,
     in_order,
-    packed,
     read_inputs,
     read_table,
     read_values,
 )
 from sepsa.stream.forecast.seasons import check_seasons
-from sepsa.stream.forecast.times import Moments, Time, Times, read_time, read_times
+from sepsa.stream.forecast.times import Moments, Time, Times, read_times
 from sepsa.stream.kernels.robust import HUGE
 from sepsa.validation import at_least, in_range
 
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
 LARGEST = {"horizon": 2000, "lags": MOST_LAGS}
 NO_ROW = "the forecaster has learned no row yet: call fit, learn_one or prequential first"
 SHOWN = 8  # steps, and series, that a notebook shows
-AGGREGATES = ("error", "first", "last", "mean", "sum")
 Value = TypeVar("Value", float, tuple[float, float])
 
 
@@ -72,7 +70,6 @@ class SepSAForecaster(Saves):
         step: Seconds between two rows, or "day", "business day", "week", "month", "quarter" or "year". None: found
             from the times of the first rows.
         bounds: The least and the largest value that a series can have, None for no bound.
-        same_time: What becomes of several rows at one time: "error", or "first", "last", "mean" or "sum" of them.
         every: Rows of a block. 1: forecasts are made after every row. 24: they are made every 24 rows, for the next
             `horizon` ones together, by the learner of `SepSARegressor` with a row for each block, which holds the last
             three blocks, those of a season ago, and inputs. `fit` is its `fit`, `update` its `partial_fit`.
@@ -106,7 +103,6 @@ class SepSAForecaster(Saves):
         ridge: float = 30.0,
         step: float | str | None = None,
         bounds: tuple[float | None, float | None] = (None, None),
-        same_time: str = "error",
         every: int = 1,
         start: int = 0,
         known_ahead: bool = False,
@@ -114,7 +110,7 @@ class SepSAForecaster(Saves):
     ) -> None:
         self.horizon, self.lags, self.seasons = horizon, lags, seasons
         self.forgetting, self.ridge, self.step = forgetting, ridge, step
-        self.bounds, self.same_time = bounds, same_time
+        self.bounds = bounds
         for name, value in (("horizon", horizon), ("lags", lags)):
             if value != "auto" and at_least(name, value, 1) > LARGEST[name]:
                 raise ValueError(f"{name} must be at most {LARGEST[name]}, got {value}")
@@ -130,8 +126,6 @@ class SepSAForecaster(Saves):
         self.every, self.start, self.known_ahead, self.seed = every, start, known_ahead, seed
         self._limits = check_bounds(bounds)
         self._check_blocks()
-        if same_time not in AGGREGATES:
-            raise ValueError(f"same_time must be one of {', '.join(AGGREGATES)}, got {same_time!r}")
         self._lock = threading.RLock()
         self._reset()
 
@@ -161,7 +155,6 @@ class SepSAForecaster(Saves):
         self._clock = Clock(self.step)
         self._history = self._new_history()
         self._waiting: list[tuple[Floats, Floats]] = []  # rows after a leap in time
-        self._same: Floats = np.empty((2, 0))  # how many values the rows at the last time had, and their sum, by series
         self._refused = 0
 
     def _new_history(self) -> History | BlockHistory:
@@ -181,7 +174,6 @@ class SepSAForecaster(Saves):
             self.known_ahead,
             self.seed,
             self._clock,
-            self.same_time != "error",
         )
 
     @property
@@ -464,13 +456,6 @@ class SepSAForecaster(Saves):
         rows, plan = self.rows, []
         for at in moments.seconds.tolist():
             place = clock.place(at, rows)
-            if place.same and self.same_time == "error":
-                step = "unknown" if clock.grid is None else clock.grid.words()
-                raise ValueError(
-                    f"time must be at least half a step ({step}) after that of the last row, "
-                    f'{clock.latest()}, got {clock.label(at)}: aggregate such rows by same_time="mean", or give a '
-                    "shorter step"
-                )
             if place.points is not None:
                 rows = int(place.points[-1]) + 1
             rows += sum(min(gap, IMAGINED) + 1 for gap in place.gaps)
@@ -493,11 +478,7 @@ class SepSAForecaster(Saves):
                 self._history.grid = place.grid
             if place.points is not None:
                 self._history.regrid(place.points)
-            if place.same:
-                made[i], ends = self._join(Y[i])
-                if intervals:
-                    quantiles[i] = ends
-            elif not place.gaps:
+            if not place.gaps:
                 self._waiting = [*self._waiting, (Y[i].copy(), E[i].copy())]
             else:
                 for (y, e), gap in zip(self._waiting, place.gaps, strict=False):
@@ -508,49 +489,8 @@ class SepSAForecaster(Saves):
                 gaps = [one.gaps[-1] for one in plan[i:end]]
                 result = self._history.learn_spaced(Y[i:end], E[i:end], gaps, intervals, ahead)
                 made[i:end], quantiles[i : end if intervals else i] = result
-            if not place.same:
-                self._same = packed(Y[end - 1])
             i = end
         return made, quantiles
-
-    def _join(self, y: Floats) -> tuple[Floats, Floats]:
-        """Let a further row at the last time change the values of the last row, and return the forecasts."""
-        self._same = self._same + packed(y)
-        count, total = np.where(self._same[0] > 0, self._same, np.nan)
-        first = np.where(count == 1, y, np.nan)  # where the earlier rows had no value
-        new = {"first": first, "last": y, "mean": total / count, "sum": total}
-        self._history.revise(new[self.same_time], 0)
-        assert self._model is not None
-        return self._model.forecast(np.empty((0, len(self._inputs))))
-
-    def revise(self, y: Row, *, rows_ago: int | None = None, time: Time | None = None) -> None:
-        """Learn values of an earlier row that came late or were corrected.
-
-        Other series of the row are unchanged. Lags use the new value from now on; steps that were learned with the old
-        value, or would have been learned with the new one, are corrected by the gains of the last `horizon` rows. An
-        implausible value is bounded, as an outlier is. What was smoothed with the old value stays: levels and trends of
-        naive forecasts, recent errors and their quantiles; with `every`, a block that was learned.
-
-        Args:
-            y: As for `learn_one`; None and NaN leave a series unchanged.
-            rows_ago: The row, counted back from the last one, which is 0.
-            time: The row's time, instead of `rows_ago`.
-        """
-        names, values = read_values(y)
-        with self._lock, DeferredInterrupt():
-            if self._model is None:
-                raise ValueError(NO_ROW)
-            if time is not None:
-                if self._clock.grid is None or self._clock.last is None:
-                    raise ValueError(f"time must be that of a row, got {time!r}, and rows had no times: give rows_ago")
-                rows_ago = self._clock.last - self._clock.index(read_time(time)[0])
-            ago = at_least("rows_ago", rows_ago, 0)
-            if ago >= min(self.rows, self.horizon):
-                raise ValueError(
-                    f"rows_ago must be less than {min(self.rows, self.horizon)}, as gains of more rows are not kept, "
-                    f"got {ago}"
-                )
-            self._history.revise(in_order("y", self._names, names, values), ago)
 
     # ------------------------------------------------------------------ forecasts
 
@@ -673,14 +613,8 @@ class SepSAForecaster(Saves):
         self._learn_table(y, X, times, "learn")
         return self
 
-    def check(self, y: ArrayLike, X: ArrayLike | None = None, *, times: Times | None = None) -> None:
-        """Raise the error that `update` raises for these rows; nothing changes.
-
-        Args:
-            y: As for `update`.
-            X: As for `update`.
-            times: As for `update`.
-        """
+    def _check(self, y: ArrayLike, X: ArrayLike | None = None, *, times: Times | None = None) -> None:
+        """Raise the error that `update` raises for these rows; nothing changes."""
         table, _, inputs = self._read(y, X, times)
         clock = self.clock()
         if table.times is not None:
@@ -840,7 +774,6 @@ class SepSAForecaster(Saves):
                 "column": self._column,
                 "clock": self._clock.state_dict(),
                 "waiting": [[y.copy(), e.copy()] for y, e in self._waiting],
-                "same": [0, self._same.ravel()],
                 "refused": self._refused,
                 **self._history.state_dict(settled=not self._clock.first),
             }
@@ -860,7 +793,7 @@ class SepSAForecaster(Saves):
 
     def _load(self, state_dict: Any) -> None:
         """Load a state into this new forecaster."""
-        keys = "names inputs frame column clock first skipped waiting same refused lags seasons model"
+        keys = "names inputs frame column clock first skipped waiting refused lags seasons model"
         new = schema.read("state_dict", state_dict, set(keys.split()))
         self._names = None if new["names"] is None else list(unpack_labels(new, "names"))
         self._inputs = list(unpack_labels(new, "inputs"))
@@ -882,11 +815,6 @@ class SepSAForecaster(Saves):
                 raise waiting.damaged(i, f"numbers up to {HUGE:g}", "others")
         if len(self._waiting) != len(self._clock.waiting):
             raise new.damaged("waiting", f"{len(self._clock.waiting)} rows", len(self._waiting))
-        same = new.items("same", 2)
-        values = same.array(1, (None,))
-        if len(values) not in (0, 2 * m) or (values[: len(values) // 2] < 0).any():
-            raise new.damaged("same", f"numbers and sums of {m} series", len(values))
-        self._same = values.reshape(2, -1)
 
     def __getstate__(self) -> dict[str, Any]:
         return stamp({"parameters": self._get_params(), "state": self.state_dict()})

@@ -138,14 +138,6 @@ class History:
         model.fit_scales(self.Y[:rows], self.E[:rows])
         return model
 
-    def revise(self, row: Floats, ago: int) -> None:
-        """Replace the values of the row so many rows before the last one, as far as they are numbers."""
-        assert self.model is not None
-        for j in np.flatnonzero(~np.isnan(row)):
-            value = self.model.revise(int(j), ago, float(row[j]))
-            if len(self.Y):
-                self.Y[self.rows - 1 - ago, j] = value
-
     def state_dict(self, settled: bool) -> dict[str, Any]:
         """The state as plain data; `settled` leaves out the points, which a settled grid no longer needs."""
         model, first = self.model, min(self.rows, HISTORY) if len(self.Y) else 0
@@ -167,8 +159,6 @@ class History:
             with schema.settings("state_dict['seasons']"):
                 seasons = check_seasons(new.items("seasons").numbers())
             lags = new.integer("lags", 1, MOST_LAGS)
-            changing = isinstance(new["model"], dict) and "changes" in new["model"]
-            self.settings = self.settings._replace(changing=changing)
             self.model = ForecastModel(self.settings._replace(lags=lags, seasons=seasons))
             self.model.load_state_dict(new["model"], "state_dict['model']")
         m, q = self.Y.shape[1], self.E.shape[1]

@@ -12,7 +12,6 @@ import numpy as np
 from sepsa.jit import Kernel, compile_kernels
 from sepsa.states import schema
 from sepsa.stream.engine.protocol import Floats
-from sepsa.stream.forecast import former
 from sepsa.stream.forecast.kernels import parts, rescale, step
 from sepsa.stream.forecast.kernels.heads import FIRST_ROWS
 from sepsa.stream.kernels.memory import Layout, Memory
@@ -57,7 +56,6 @@ class Settings(NamedTuple):
     forgetting: tuple[float, ...]
     ridge: float
     bounds: tuple[float, float] = (-np.inf, np.inf)
-    changing: bool = True  # whether changes of exogenous inputs explain forecasts; not in states from before these
 
     def angles(self) -> list[float]:
         """Radians a row of the sines and cosines: four pairs of a season."""
@@ -76,7 +74,6 @@ class Settings(NamedTuple):
             "rows": 0,  # a call says how many
             "series": self.series,
             "exogenous": self.exogenous,
-            "changing": int(self.changing),
             "horizon": self.horizon,
             "forgettings": len(self.forgetting),
             "seasons": len(self.seasons),
@@ -186,7 +183,7 @@ class ForecastModel:
 
     def _run(self, kernel: Kernel, rows: int, *arrays: Floats) -> int:
         """Call a kernel for these rows, with the arrays of the call."""
-        compile_kernels((step.learn, step.revise, step.explain_ahead), "the forecaster")
+        compile_kernels((step.learn, step.explain_ahead), "the forecaster")
         self._slots[len(self._given) :][: len(arrays)] = [array.ctypes.data for array in arrays]
         return int(function(kernel.address)(self._address, rows))
 
@@ -223,33 +220,19 @@ class ForecastModel:
         """Let the seasons go on by this many rows, of which nothing is known."""
         self.part("COUNTS")["phase"] += rows
 
-    def revise(self, series: int, age: int, value: float) -> float:
-        """Replace the value of a series `age` rows ago, and correct by it what the steps have learned.
-
-        Returns the value, bounded where it is implausible.
-        """
-        self._call["series"], self._call["age"], self._call["value"] = series, age, value
-        self._run(step.revise, 0)
-        return float(self._call["value"])
-
     # ------------------------------------------------------------------ saving
 
     def state_dict(self) -> dict[str, Any]:
         """The parts that learning changes."""
-        return {name: self.memory.save(*group) for name, group in self._saved().items()}
-
-    def _saved(self) -> dict[str, tuple[str, int]]:
-        """The groups of a saved state, by their names in it."""
-        return {name: group for name, group in SAVED.items() if name != "changes" or self.settings.changing}
+        return {name: self.memory.save(*group) for name, group in SAVED.items()}
 
     def load_state_dict(self, state_dict: Any, entry: str) -> None:
         """Continue from the result of `state_dict`; a ValueError names the wrong entry and leaves a part of the state.
 
         Only a new model loads, which is dropped after an error.
         """
-        saved = self._saved()
-        new = schema.read(entry, former.in_form(state_dict, set(saved), self.memory.layout.sizes), set(saved))
-        for name, (group, copy) in saved.items():
+        new = schema.read(entry, state_dict, set(SAVED))
+        for name, (group, copy) in SAVED.items():
             self.memory.load(new.entries(name, set(self.memory.names(group))), group, copy)
         self._check(new)
 

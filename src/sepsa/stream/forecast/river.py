@@ -24,7 +24,6 @@ class SepSAForecaster(forecaster.SepSAForecaster, Forecaster):
         step: Seconds between two rows, or "day", "business day", "week", "month", "quarter" or "year". None: found
             from the times of the first rows.
         bounds: The least and the largest value that a series can have, None for no bound.
-        same_time: What becomes of several rows at one time: "error", or "first", "last", "mean" or "sum" of them.
         every: Rows of a block. 1: forecasts are made after every row. 24: they are made every 24 rows, for the next
             `horizon` ones together, by the learner of `SepSARegressor` with a row for each block, which holds the last
             three blocks, those of a season ago, and inputs. `fit` is its `fit`, `update` its `partial_fit`.

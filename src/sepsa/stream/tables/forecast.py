@@ -95,9 +95,9 @@ class ForecastRun(StreamRun):
     def _position(self, block: RowBlock) -> Any:
         """Before the rows that wait for their targets, which a later run reads again."""
         lines = self.model.ahead_lines
-        if not (lines > 0).any():
+        if not len(lines):
             return block.position
-        first = int(lines[lines > 0][0])
+        first = int(lines[0])
         return self.position if first < block.lines[0] else self.table.position(first)
 
     def _check_ahead(self) -> None:

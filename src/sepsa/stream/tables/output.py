@@ -40,7 +40,7 @@ CURES = {  # by words of the reason; some reasons name their cure
     "must be a business day": "give --step day",
     "is not finite": "give --na-values if such a number is a missing value",
     "there is no": "name a column that has values, or remove these rows",
-    "at this time": "aggregate the rows of one time, as groupby of pandas does",
+    "half a step": "aggregate the rows of one time; the first of them was learned",
     "leaps ahead": "correct these times, or give --step",
     "time": "sort the table by time, oldest first",
 }

@@ -52,7 +52,7 @@ class ForecastTable(SeriesOptions):
         self.history: Floats = np.empty((0, len(self.target)))
         self.ahead: Floats = np.empty((0, 0))  # inputs of rows after the last one with a target
         self.ahead_at: Floats = np.empty(0)  # and their times
-        self.ahead_lines: NDArray[np.int64] = np.empty(0, np.int64)  # and lines; 0 of a row that was saved
+        self.ahead_lines: NDArray[np.int64] = np.empty(0, np.int64)  # and lines
 
     def get_params(self) -> dict[str, Any]:
         return asdict(self) | asdict(self.reading)
@@ -167,15 +167,13 @@ class ForecastTable(SeriesOptions):
             try:
                 trial.begin(Moments(at, dated))
                 place = trial.place(float(held[-1 - i] if i < 0 else at[i]), learned)
-                if place.same:
-                    raise ValueError(f"there is a row at this time, {trial.label(float(at[i]))}, already")
             except ValueError as error:
                 usable.refuse([i] if i >= 0 else [], str(error).partition(": ")[0])
                 continue
             clock = trial
             if place.dropped:
                 usable.refuse([k for k in waiting if k >= 0], "its time leaps ahead, and the rows after it do not")
-            waiting = [] if place.gaps or place.same else [*waiting * (not place.dropped), i]
+            waiting = [] if place.gaps else [*waiting * (not place.dropped), i]
             learned += len(place.gaps)
 
     def no_time(self, block: RowBlock, row: int) -> str:

@@ -4,8 +4,8 @@ Let x be the standardized inputs of row t, d their changes over each season, e t
 was made h + 1 rows before, and y' the last known value of the first season. There are three ways to explain e: by a
 head of each step on x, aᵀx; by one on d, bᵀd; and by y' + cᵀd less the forecast, where c is the regression of the
 change of the series over the first season on d. The mean of the ways, weighted by recent absolute errors, is used.
-The inputs of row t are the same for all steps, so that x has one covariance, and d another. Without seasons, and in
-states from before the other two, there is the first way alone.
+The inputs of row t are the same for all steps, so that x has one covariance, and d another. Without seasons
+there is the first way alone.
 """
 
 from __future__ import annotations

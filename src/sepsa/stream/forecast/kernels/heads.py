@@ -9,8 +9,6 @@ on all pairs known by now, for one covariance for all steps. Forgotten ridge is 
 
 from __future__ import annotations
 
-import math
-
 from sepsa import restoration
 from sepsa.stream.forecast.kernels.parts import NEXT, UPDATES, fixed, given, heads, plan, row, shared, size
 from sepsa.stream.kernels.compilation import called
@@ -172,19 +170,3 @@ def add_forecasts(model, family, t, total):
                     share = relative_weight(losses[v, g, i, h], best[j, h], sharpness, 1e-300, 0.0)
                     total[j, h] += share * dot(W[v, g, i, h], x)
                     weight[j, h] += share
-
-
-@called
-def revise_step(model, family, j, h, at, old, new):
-    """Let step h of series j learn the target `new` at the inputs of row `at`, instead of `old`, or of none: NaN."""
-    targets = plan.TARGETS(model, family)
-    X, W, gain = heads.views("X W GAIN", model, family)
-    for g in range(targets.shape[0]):
-        for i in range(targets.shape[1]):
-            if targets[g, i] != j:
-                continue
-            for v in range(W.shape[0]):
-                w, k = W[v, g, i, h], gain[at, v, g]
-                e = new - (dot(w, X[at, g]) if math.isnan(old) else old)
-                for n in range(w.size):
-                    w[n] += k[n] * e

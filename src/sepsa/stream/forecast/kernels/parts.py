@@ -37,10 +37,8 @@ OPTIONS = Record(
 )
 STACK_RIDGE = 30.0
 TREND_ROWS = 12  # whose mean change is the drift of a series without seasons
-# Whether quantiles are wanted, and the exogenous inputs of later rows are used; the revised value, of a series some
-# rows ago.
-CALL = Record(intervals=int, ahead=int, series=int, age=int, value=float)
-SIZES = "rows series exogenous changing horizon forgettings seasons longest recent levels angles"
+CALL = Record(intervals=int, ahead=int)  # whether quantiles are wanted, and the exogenous inputs of later rows are used
+SIZES = "rows series exogenous horizon forgettings seasons longest recent levels angles"
 
 
 def axes(shape: str) -> tuple[str | int, ...]:
@@ -93,7 +91,7 @@ def stacked(sizes: Sizes) -> int:
 
 def changed(sizes: Sizes) -> int:
     """The changes of exogenous inputs: over each season."""
-    return sizes["exogenous"] * sizes["seasons"] * sizes["changing"]
+    return sizes["exogenous"] * sizes["seasons"]
 
 
 FIRST_VARIANCE = 0.15  # of the log-odds of smoothing rates

@@ -20,7 +20,6 @@ from sepsa.stream.forecast.kernels.heads import (
     fill,
     learn_inputs,
     learn_targets,
-    revise_step,
 )
 from sepsa.stream.forecast.kernels.parts import JOINT, fixed, given, row, shared, size, stack
 from sepsa.stream.forecast.kernels.smoothing import smooth
@@ -275,46 +274,6 @@ def learn(model, rows):
             if t >= FIRST_ROWS and (0.0 < spread[j] <= 1.0 / CHANGE or spread[j] >= CHANGE):
                 return i + 1
     return rows
-
-
-@kernel(cost=1.0, after=learn)
-def revise(model, _):
-    """Replace the value of a series some rows before the last one in the lags and in what steps have learned.
-
-    An implausible value is bounded as far as values may lie from a forecast. Steps whose gain is no longer kept, those
-    of rows more than H before the last one, stay as they are. CALL has the series, the age of the row and the value,
-    which becomes the bounded one.
-    """
-    base, there, mean, scale, reach, made, told, told_ends, judged, lags = shared.views(
-        "BASE THERE MEAN SCALE REACH MADE TOLD TOLD_ENDS JUDGED LAGS", model
-    )
-    call, H, n = given.CALL(model), size.horizon(model), size.recent(model)
-    j, age = call.series, call.age
-    t = shared.COUNTS(model).rows - 1 - age
-    at, new = t % H, (call.value - mean[j]) / scale[j]
-    if t >= FIRST_ROWS and reach[j] > 0.0:
-        far = FAR_ERRORS * reach[j]
-        new = min(max(new, base[at, j] - far), base[at, j] + far)
-    new = min(max(new, -LARGEST_VALUE), LARGEST_VALUE)
-    for h in range(min(t, H - 1 - age)):
-        made_at = (t - h - 1) % H
-        old = base[at, j] - base[made_at, j] if there[at, j] else math.nan
-        for family in range(JOINT + 1):
-            revise_step(model, family, j, h, made_at, old, new - base[made_at, j])
-    if age == 0:
-        change = new - base[at, j]
-        for h in range(H):
-            made[at, j, h] += change
-            told[j, h] += scale[j] * change
-            for kind in range(size.kinds(model)):
-                for v in range(size.levels(model)):
-                    told_ends[kind, v, j, h] += scale[j] * change
-        judged[j, 0] += not there[at, j]
-    base[at, j], there[at, j] = new, True
-    if age < n:
-        lags[j, t % n] = lags[j, n + t % n] = new
-    call.value = mean[j] + scale[j] * new
-    return 0
 
 
 @kernel(cost=1.0, after=learn)
