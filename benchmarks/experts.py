@@ -45,8 +45,6 @@ RESULT = Path(__file__).with_suffix(".json")
 HALVES = ("choice", "report")
 EARLY = 1_000
 LEVELS = 16  # texts of a column that have an indicator
-LOGARITHMS = ("log products", "log trees")
-NOTHING: tuple[str, ...] = ()
 
 
 class Stream(NamedTuple):
@@ -70,16 +68,14 @@ def learn_nothing(model, e):
 
 
 @cache
-def leaving_out(places: tuple[int, ...]) -> Expert:
-    """An expert, the last of all, that lets those in these places answer as the network does."""
+def leaving_out(place: int) -> Expert:
+    """An expert, the last of all, that lets the one in this place answer as the network does."""
 
     @kernel(cost=0.3)
     def answer(model, e):
         answers = row.ANSWERS(model)
         for k in range(answers.shape[1]):
-            answers[e, k] = answers[0, k]
-            for place in places:
-                answers[place, k] = answers[0, k]
+            answers[e, k] = answers[place, k] = answers[0, k]
         return 0
 
     return Expert(silent, answer, learn_nothing)
@@ -90,19 +86,17 @@ def able(kind: str) -> list[Expert]:
     return [each for each in EXPERTS if not (each.for_classes if kind == "regression" else each.for_numbers)]
 
 
-def variants(kind: str) -> list[tuple[str, ...]]:
-    """What is left out in turn: nothing, each expert, and all that predict logarithms."""
-    names = [each.name for each in able(kind)]
-    several = [LOGARITHMS] if set(LOGARITHMS) <= set(names) else []
-    return [NOTHING, *((name,) for name in names[1:]), *several]
+def variants(kind: str) -> list[str]:
+    """What is left out in turn: nothing, and each expert."""
+    return ["", *(each.name for each in able(kind)[1:])]
 
 
-def errors(stream: Stream, file: str, rows: int, without: tuple[str, ...]) -> list[float]:
+def errors(stream: Stream, file: str, rows: int, without: str) -> list[float]:
     """The mean error of the first rows, and that of all."""
     with np.load(file) as data:
         X, y = (np.asarray(data[f"{'|'.join(stream)}|{part}"][:rows], float) for part in "Xy")
     regression, names = stream.kind == "regression", [each.name for each in able(stream.kind)]
-    table = *EXPERTS, leaving_out(tuple(names.index(name) for name in without) or (0,))
+    table = *EXPERTS, leaving_out(names.index(without) if without else 0)
     Y = y[:, None] if regression else np.eye(int(y.max()) + 1)[y.astype(int)]
     options = RiverOptions(seed=0).of_learner()
     learner = StreamLearner(X.shape[1], Y.shape[1], regression=regression, table=table, **options)
@@ -207,11 +201,11 @@ def run(file: str, rows: int, processes: int) -> None:
             pool.submit(errors, stream, file, rows, without): (stream, without)
             for stream in streams
             for without in variants(stream.kind)
-            if " and ".join(without) not in found.get(stream, {})
+            if without not in found.get(stream, {})
         }
         for done, cell in enumerate(as_completed(cells), 1):
             stream, without = cells[cell]
-            found.setdefault(stream, {})[" and ".join(without)] = cell.result()
+            found.setdefault(stream, {})[without] = cell.result()
             if done % 50 == 0 or done == len(cells):
                 store(found)
                 print(f"{done} of {len(cells)} cells", flush=True)
@@ -219,7 +213,7 @@ def run(file: str, rows: int, processes: int) -> None:
 
 def table() -> None:
     found = known()
-    names = dict.fromkeys(" and ".join(each) for kind in ("regression", "classification") for each in variants(kind))
+    names = dict.fromkeys(each for kind in ("regression", "classification") for each in variants(kind))
     print("| left out | choice, all rows | report, all rows | choice, first 1,000 | report, first 1,000 |")
     print("|---|---|---|---|---|")
     for name in [*names][1:]:

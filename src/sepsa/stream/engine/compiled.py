@@ -212,7 +212,7 @@ class Engine(StreamEngine):
         core = self._core
         if core.models is not None and self.outputs == 1 and not core.form.settings["classes"]:
             origin = (1 + logarithm.SHIFT) * float(offset[0])
-            core.memory("ORIGIN", "log products")["value"] = origin if 0 < origin < math.inf else 0.0
+            core.memory("ORIGIN", "log trees")["value"] = origin if 0 < origin < math.inf else 0.0
 
     def set_output_weights(self, weights: Floats | float) -> None:
         """Weight each output's squared error in the body's loss; the first value sets a weight of zero."""

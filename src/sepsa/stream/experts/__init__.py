@@ -17,8 +17,7 @@ EXPERTS: tuple[Expert, ...] = (
     simple.LAST_TARGET,
     simple.MEAN_TARGET,
     simple.LAST_ERRORS,
-    logarithm.LOG_PRODUCTS,
-    logarithm.LOG_TREES,
+    logarithm.EXPERT,
     logistic.EXPERT,
     bayes.EXPERT,
 )

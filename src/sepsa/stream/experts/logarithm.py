@@ -1,16 +1,16 @@
-"""Experts for a single positive target that multiplies: products and trees that predict its logarithm.
+"""An expert for a single positive target that multiplies: trees that predict its logarithm.
 
-They answer for t = log((y + s)/(a + s)), where a is the level of the first targets and s a twentieth of it, so that a
-zero is no harm. Features, curvature and splits are those of `products` and `trees`, to which t is one more target; the
-answer is c(a + s)eᵗ - s, where c is the least-squares factor between such answers and the targets of recent rows. Where
-the first targets are not positive, and from the first negative target on, they answer as the network does.
+It answers for t = log((y + s)/(a + s)), where a is the level of the first targets and s a twentieth of it, so that a
+zero is no harm. Splits are those of `trees`, to which t is one more target; the answer is c(a + s)eᵗ - s, where c is
+the least-squares factor between such answers and the targets of recent rows. Where the first targets are not positive,
+and from the first negative target on, it answers as the network does.
 """
 
 from __future__ import annotations
 
 import math
 
-from sepsa.stream.experts import products, trees
+from sepsa.stream.experts import trees
 from sepsa.stream.experts.frame import Expert, given, row
 from sepsa.stream.kernels.compilation import called, kernel
 from sepsa.stream.kernels.parts import Field, Part, Record
@@ -20,16 +20,14 @@ SHIFT = 0.05  # s/a
 PRIOR = 20.0  # rows at which the factor c is 1
 BEYOND = 0.5  # the largest t in an answer, above that of all rows
 
-# The sums of which c is the ratio: of targets times answers, and of squared answers.
-FACTOR = Record(products=Field(float, PRIOR), squares=Field(float, PRIOR))
 parts = Group(
     given,
-    "log products",
-    Part("ORIGIN", Record(value=float)),  # a + s, 0 where the experts are silent
+    "log trees",
+    Part("ORIGIN", Record(value=float)),  # a + s, 0 where the expert is silent
     Part("HIGHEST", Record(value=Field(float, bounds=(None, None)))),  # the largest t of all rows
-    Part("FACTOR", FACTOR),
+    # The sums of which c is the ratio: of targets times answers, and of squared answers.
+    Part("FACTOR", Record(products=Field(float, PRIOR), squares=Field(float, PRIOR))),
 )
-of_trees = Group(given, "log trees", Part("FACTOR", FACTOR))
 
 
 @called
@@ -51,56 +49,27 @@ def level(model, t):
     return math.exp(min(t, parts.HIGHEST(model).value + BEYOND))
 
 
-@called
-def tell(model, e, t, factor):
-    """Answer by a prediction of t, or as the network does where there is no logarithm."""
-    origin, answers = parts.ORIGIN(model).value, row.ANSWERS(model)
+@kernel(cost=0.4)
+def answer(model, e):
+    """Answer by the trees' prediction of t, or as the network does where there is no logarithm."""
+    origin, factor, answers = parts.ORIGIN(model).value, parts.FACTOR(model), row.ANSWERS(model)
     for k in range(answers.shape[1]):
         answers[e, k] = answers[0, k]
     if origin > 0.0:
-        answers[e, 0] = origin * (level(model, t) * factor.products / factor.squares - 1.0) * row.UNIT(model)[0]
+        told = level(model, trees.parts.TOLD(model)[1])
+        answers[e, 0] = origin * (told * factor.products / factor.squares - 1.0) * row.UNIT(model)[0]
+    return 0
 
 
-@called
-def follow(model, t, factor):
+@kernel(cost=0.4)
+def learn(model, e):
     """Add the row to the sums of which the factor is the ratio."""
-    facts, told, forgetting = row.FACTS(model), level(model, t), 0.998
-    factor.products = forgetting * factor.products + facts.share * told * math.exp(facts.log)
-    factor.squares = forgetting * factor.squares + facts.share * told * told
-
-
-@kernel(cost=0.4)
-def answer_products(model, e):
-    weights, phi = products.parts.views("LOG_W PHI", model)
-    tell(model, e, products.tell(weights, phi), parts.FACTOR(model))
-    return 0
-
-
-@kernel(cost=0.4)
-def learn_products(model, e):
-    facts = row.FACTS(model)
+    facts, factor, forgetting = row.FACTS(model), parts.FACTOR(model), 0.998
     if facts.origin > 0.0:
-        weights, phi, b, gain = products.parts.views("LOG_W PHI B GAIN", model)
-        told = products.tell(weights, phi)
-        step = facts.trust * (facts.log - told) / gain.value
-        for j in range(b.size):
-            weights[j] += step * b[j]
-        follow(model, told, parts.FACTOR(model))
+        told = level(model, trees.parts.TOLD(model)[1])
+        factor.products = forgetting * factor.products + facts.share * told * math.exp(facts.log)
+        factor.squares = forgetting * factor.squares + facts.share * told * told
     return 0
 
 
-@kernel(cost=0.4)
-def answer_trees(model, e):
-    tell(model, e, trees.parts.TOLD(model)[1], of_trees.FACTOR(model))
-    return 0
-
-
-@kernel(cost=0.4)
-def learn_trees(model, e):
-    if row.FACTS(model).origin > 0.0:
-        follow(model, trees.parts.TOLD(model)[1], of_trees.FACTOR(model))
-    return 0
-
-
-LOG_PRODUCTS = Expert(parts, answer_products, learn_products, for_numbers=True)
-LOG_TREES = Expert(of_trees, answer_trees, learn_trees, for_numbers=True)
+EXPERT = Expert(parts, answer, learn, for_numbers=True)

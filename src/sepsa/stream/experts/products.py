@@ -13,7 +13,7 @@ from sepsa.stream.experts import trees
 from sepsa.stream.experts.frame import Expert, given, row
 from sepsa.stream.kernels.compilation import called, kernel
 from sepsa.stream.kernels.head import rank_one
-from sepsa.stream.kernels.parts import Part, Record, Sizes, work
+from sepsa.stream.kernels.parts import Part, Sizes, work
 from sepsa.stream.kernels.views import Group
 
 PAIRED = 10  # inputs of which products are taken
@@ -32,12 +32,10 @@ parts = Group(
     "products",
     Part("PAIRS", np.int64, ("paired",), start=lambda sizes: np.arange(sizes["paired"]), bounds=(0, "inputs - 1")),
     Part("W", float, ("outputs", "products")),
-    Part("LOG_W", float, ("products",)),  # for the logarithm of a single positive target
     Part("U", float, ("product_triangle",)),
     Part("D", float, ("products",), start=1 / RIDGE),
     work("PHI", float, ("products",)),
     work("B", float, ("products",)),
-    work("GAIN", Record(value=float)),
     sizes={
         "paired": lambda sizes: min(sizes["inputs"], PAIRED),
         "products": features,
@@ -84,14 +82,13 @@ def forget(U, D, f, variance, b):
 @called
 def replace_input(model, place, new):
     """Let another input take this place."""
-    U, D, W, log_w, b, pairs = parts.views("U D W LOG_W B PAIRS", model)
+    U, D, W, b, pairs = parts.views("U D W B PAIRS", model)
     pairs[place] = new
     for j in range(place, pairs.size):
         start = 1 + j * (j + 3) // 2
         first, stop = (start, start + j + 2) if j == place else (start + 1 + place, start + 2 + place)
         for f in range(first, stop):
             forget(U, D, f, 1.0 / RIDGE, b)
-            log_w[f] = 0.0
             for k in range(W.shape[0]):
                 W[k, f] = 0.0
 
@@ -133,12 +130,11 @@ def answer(model, e):
 @kernel(cost=1.2)
 def learn(model, e):
     y, trust = row.Y(model), row.FACTS(model).trust
-    U, D, W, phi, b, pairs, gain = parts.views("U D W PHI B PAIRS GAIN", model)
+    U, D, W, phi, b, pairs = parts.views("U D W PHI B PAIRS", model)
     if trees.parts.STORED(model).ever % 64 == 0:
         choose(model)
     expand(row.Z(model), pairs, phi)  # an input may be another one, or have got its scale since the answer
     g = rank_one(U, D, phi, 0, trust, b)
-    gain.value = g
     for k in range(y.size):
         weights, step = W[k], trust * (y[k] - tell(W[k], phi)) / g
         for j in range(phi.size):
