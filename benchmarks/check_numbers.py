@@ -73,7 +73,6 @@ PRINTS = {
         "networks",
         "language",
         "engines",
-        "annealing",
         "printed_pages",
         "dayahead",
         "m4",

@@ -207,12 +207,12 @@ def train(item: tuple[str, str, float, int]) -> dict[str, Any]:
 
 
 def train_gpt(item: tuple[str, str, float, int]) -> dict[str, Any]:
-    """The GPT of language.py with a constant head, whose rate falls to a tenth."""
+    """The GPT of language.py, whose rate falls to a tenth."""
     import language
 
     _, method, lr, seed = item
     language.solver_for = lambda *_: solver_of(method)
-    kind = "SepSA over AdamW" + language.CONSTANT
+    kind = "SepSA over AdamW"
     run = language.train((kind, lr, seed, "end", language.STEPS, language.LIBRARY, language.FLOOR, method))
     return {"loss": run["final"], "ridges": run["ridges"][-3:]}
 

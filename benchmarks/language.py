@@ -1,4 +1,4 @@
-"""A character GPT on a text: AdamW, Muon, and SepSA over each, with a head that anneals and with one that does not.
+"""A character GPT on a text: AdamW, Muon, and SepSA over each.
 
     python benchmarks/language.py --search            # four rates of each method, 500 steps, by text held out
     python benchmarks/language.py                     # 3 seeds at the rates found, on other text
@@ -47,8 +47,7 @@ DECAY, FLOOR, BLOCK = 0.1, 0.1, 2**14
 ALPHABET = [9, 10, *range(32, 127)]  # every other character is written as the class after these
 CLASSES = len(ALPHABET) + 1
 RATES = {"AdamW": (1e-3, 2e-3, 4e-3, 8e-3), "Muon": (1e-3, 2e-3, 4e-3, 8e-3)}
-CONSTANT = ", constant head"  # does not anneal
-FORMS = ("{}", "SepSA over {}", "SepSA over {}" + CONSTANT)
+FORMS = ("{}", "SepSA over {}")
 METHODS = {form.format(base): base for base in RATES for form in FORMS}
 LIBRARY = "python"
 KEYS = ("method", "lr", "seed", "part", "steps", "text", "floor", "ridge")
@@ -139,7 +138,7 @@ def solver_for(ridge: str, model: GPT, inputs: Tensor) -> SoftmaxNewton | SelfTu
 def learner(method: str, model: GPT, lr: float, solver: Any = None) -> torch.optim.Optimizer:
     options = {"lr": lr, "weight_decay": DECAY}
     adamw = {"betas": (0.9, 0.95), "fused": True}
-    head = {"head": "head", "solver": solver or SelfTuning.of(SoftmaxNewton), "anneal": CONSTANT not in method}
+    head = {"head": "head", "solver": solver or SelfTuning.of(SoftmaxNewton)}
     if METHODS[method] == "AdamW":
         if method == "AdamW":
             return torch.optim.AdamW(model.parameters(), **options, **adamw)
@@ -239,8 +238,6 @@ def stepper(
 
     def run() -> None:
         step(model, optimizer, *next(turns))
-        for group in optimizer.param_groups:  # to a tenth in 1,500 steps, so that heads anneal
-            group["lr"] *= 0.1 ** (1 / STEPS)
 
     return run
 
@@ -263,8 +260,8 @@ def store(result: dict[str, Any], path: Path = RESULT) -> None:
 
 
 def best(method: str, name: str) -> float:
-    """The rate of the search with the least loss at its end; a head that does not anneal has that of one that does."""
-    searched = {"part": "choice", "method": method.removesuffix(CONSTANT), "ridge": "auto"}
+    """The rate of the search with the least loss at its end."""
+    searched = {"part": "choice", "method": method, "ridge": "auto"}
     tried = runs_of(text=name, **searched) or runs_of(text=LIBRARY, **searched)
     if not tried:
         raise SystemExit(f"{method}: no rate was searched for yet: run with --search first")
@@ -336,7 +333,7 @@ def draw(path: Path, found: dict[str, list[dict[str, Any]]], unit: str, limits: 
         seconds = [statistics.fmean(values) for values in zip(*(run["seconds"] for run in runs), strict=True)]
         style: dict[str, Any] = {
             "color": colors[METHODS[method]],
-            "linestyle": "--" if method == METHODS[method] else ":" if CONSTANT in method else "-",
+            "linestyle": "--" if method == METHODS[method] else "-",
             "label": method,
         }
         axes[0].plot([EVERY * (i + 1) for i in range(len(losses))], losses, **style)
@@ -387,7 +384,7 @@ def main() -> None:
         (method, lr, seed, part, steps, options.text, options.floor, "auto" if method == base else ridge)
         for seed in ((SEARCH_SEED,) if options.search else SEEDS)
         for method, base in METHODS.items()
-        if options.only in method and not (options.search and CONSTANT in method)
+        if options.only in method
         for lr in (RATES[base] if options.search else (options.lr or best(method, name),))
         for ridge in options.ridge
     ]

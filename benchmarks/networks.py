@@ -114,15 +114,14 @@ def learner(
         if "cross" in method:
             loss = partial(functional.cross_entropy, label_smoothing=setting["label_smoothing"])
         return torch.optim.AdamW(model.parameters(), **options), loss
-    rest = {name: value for name, value in setting.items() if name not in ("lr", "anneal")}
+    rest = {name: value for name, value in setting.items() if name != "lr"}
     count, _, unit = str(rest.get("ridge", "")).partition(" ")
     if unit and images is not None:
         head = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
         rest["ridge"] = ridge_of_batches(model, head, images, float(count))
     solver: Any = SoftmaxNewton if "cross" in method else RLS
     solver = SelfTuning.of(solver) if rest.get("ridge") == "auto" else solver(**rest)
-    # The heads of networks.json did not anneal.
-    optimizer = SepSA(model, torch.optim.AdamW, solver=solver, anneal=setting.get("anneal", False), **options)
+    optimizer = SepSA(model, torch.optim.AdamW, solver=solver, **options)
     return optimizer, solver.loss
 
 

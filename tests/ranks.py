@@ -421,11 +421,7 @@ def captured(rank, world, folder):
 
 
 # What one process gives too.
-EXACT = {
-    f"solver {name}": (solver, name, ROWS, 0.93)  # a rate that falls, so that heads anneal
-    for name in SOLVERS
-    if name != "LogisticNewton"
-} | {
+EXACT = {f"solver {name}": (solver, name) for name in SOLVERS if name != "LogisticNewton"} | {
     "moments": (solver, "forgetting", 40 * 6),
     "uneven": (parts,),
     "an empty rank": (parts, "RLS", "", True),

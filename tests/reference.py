@@ -93,34 +93,6 @@ def continued(
     return A, np.linalg.solve(A, b).T
 
 
-def annealed_ratios(rates: list[float]) -> list[float]:
-    """Each rate over the largest so far, in [0.1, 1], rounded to one of 16 values a decade."""
-    peaks = np.maximum.accumulate(rates)
-    return [
-        float(10 ** (np.round(16 * np.log10(max(r / peak, 0.1))) / 16)) for r, peak in zip(rates, peaks, strict=True)
-    ]
-
-
-def annealed_rls(
-    prior: Matrix, ridge: Matrix, forgetting: list[float], ratios: list[float], batches: list[Any], epoch: int | None
-) -> Matrix:
-    """The head (m, p) after batches (Φ, Y) of a forgetting and a ratio each, by the normal equations.
-
-    An update forgets (1 - forgetting) ratio² of all. Where an epoch has `epoch` samples and more are remembered, the
-    ridge that comes back is as many times as large.
-    """
-    A, b, left, cursor, samples = np.diag(ridge), ridge[:, None] * prior.T, ridge.copy(), 0, 0.0
-    for lam, ratio, (Phi, Y) in zip(forgetting, ratios, batches, strict=True):
-        lam = 1 - (1 - lam) * ratio**2
-        full = ridge * (1.0 if epoch is None else max(1.0, samples / epoch))
-        A, b, left, samples = lam * A, lam * b, lam * left, lam * samples + len(Phi)
-        at = restored_coordinates(len(ridge), lam, cursor)
-        restore(A, b, left, full, prior, at)
-        cursor += len(at)
-        A, b = A + Phi.T @ Phi, b + Phi.T @ Y
-    return np.linalg.solve(A, b).T
-
-
 def rls_step(B: Matrix, alpha: Matrix, h: Matrix, y: Matrix) -> tuple[Matrix, Matrix]:
     """The paper's equations 18, then 17, for one sample: B (p, p), alpha (p, m), h (p,), y (m,)."""
     Bh = B @ h

@@ -426,7 +426,6 @@ def solved_by(solver):
         (lambda m: SepSA(m, torch.optim.Adam, head=nn.Linear(9, 2)), ValueError, "head is not a module of the model"),
         (lambda m: SepSA(m[1], torch.optim.Adam), ValueError, "model has no nn.Linear"),
         (lambda m: SepSA(tied(), torch.optim.Adam), ValueError, "shares a parameter with '0.weight'"),
-        (lambda m: SepSA(m, torch.optim.Adam, anneal="no"), TypeError, "anneal must be True or False, got 'no'"),
         (lambda m: solved_by(5), TypeError, r"such as RLS\(\), None or one of .*, got 5: a solver of your own needs"),
         (lambda m: solved_by(RLS), TypeError, r"must be an instance, got the class RLS: write solver=RLS\(\)"),
         (lambda m: solved_by(nn.Linear(2, 2)), TypeError, "solver must be a head solver"),

@@ -108,7 +108,7 @@ def test_a_state_of_other_heads_is_refused_whole():
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda parts: pickle.loads(pickle.dumps(parts))])
 def test_copies_with_a_scheduler_go_their_own_way(way):
     model, (x, y, labels) = ActorCritic(), batch()
-    optimizer = both(model, anneal=True)
+    optimizer = both(model)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
 
     def train(optimizer, scheduler):

@@ -244,7 +244,6 @@ class GraphStep:
             return None
         if self.observer.is_frozen():
             return "frozen"
-        self.observer.follow_rate()
         return self.solver.prepare_capture()
 
     def _fixed(self) -> tuple[Hashable, ...]:

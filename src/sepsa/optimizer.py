@@ -64,8 +64,6 @@ class SepSA(SavedWithHeads, Generic[S]):
             positions in one pass. None: the solver's `forgetting` decides.
         forget_per: "update": a solver with forgetting below 1 forgets with every batch. "step": only with the first
             batch after each step of the body, so that accumulated micro-batches equal the batch that they make up.
-        anneal: Whether the head follows the learning rate once it falls below its peak: it remembers longer, or takes
-            smaller steps, as its solver says. A constant rate changes nothing. docs/networks.md says where it helps.
         process_group (ProcessGroup | Literal["auto"] | None): The group whose ranks learn one head from the samples of
             all. "auto" infers it from DistributedDataParallel or fully_shard; None lets each rank train its own head.
         **base_options: Arguments of the base class, such as `lr`. Pass an instance as `base` for options that have the
@@ -110,7 +108,6 @@ class SepSA(SavedWithHeads, Generic[S]):
         solver: Literal["squared"] | None = None,
         samples_per_epoch: int | None = None,
         forget_per: Literal["update", "step"] = "update",
-        anneal: bool = False,
         process_group: Any = "auto",
         **base_options: Any,
     ) -> None: ...
@@ -124,7 +121,6 @@ class SepSA(SavedWithHeads, Generic[S]):
         solver: S,
         samples_per_epoch: int | None = None,
         forget_per: Literal["update", "step"] = "update",
-        anneal: bool = False,
         process_group: Any = "auto",
         **base_options: Any,
     ) -> None: ...
@@ -139,19 +135,16 @@ class SepSA(SavedWithHeads, Generic[S]):
         solver: Any = None,
         samples_per_epoch: int | None = None,
         forget_per: Literal["update", "step"] = "update",
-        anneal: bool = False,
         process_group: Any = "auto",
         **base_options: Any,
     ) -> None:
-        if not isinstance(anneal, bool):
-            raise TypeError(f"anneal must be True or False, got {anneal!r}")
         if samples_per_epoch is not None:
             samples_per_epoch = at_least("samples_per_epoch", samples_per_epoch, 1)
         heads = find_heads(model, head)
         given: Any = base
         if isinstance(given, SepSA) or (isinstance(given, type) and issubclass(given, SepSA)):
             raise ValueError("base must be the body's own optimizer, got a SepSA")
-        own = {"head": head, "solver": solver, "samples_per_epoch": samples_per_epoch, "anneal": anneal}
+        own = {"head": head, "solver": solver, "samples_per_epoch": samples_per_epoch}
         refuse_same_names(base, own | {"forget_per": forget_per != "update", "process_group": process_group != "auto"})
         self.base = build_base(model, heads, base, base_options)
         self.model = model
@@ -164,7 +157,6 @@ class SepSA(SavedWithHeads, Generic[S]):
         self._observers = [Observer(model, name, heads[name], solvers[name], process_group) for name in heads]
         for observer in self._observers:
             observer.forget_per_step, observer.samples_per_epoch = forget_per == "step", samples_per_epoch
-            observer.base = self.base if anneal else None
         self._dtype = self._observers[0].head.weight.dtype
         self._repeats = Repeats() if is_default and samples_per_epoch is None else None
         super().__init__(self.base.param_groups, self.base.defaults)
@@ -245,8 +237,6 @@ class SepSA(SavedWithHeads, Generic[S]):
         targets: Any,
         loss_fn: Callable[[Any, Any], Tensor] | None = None,
         sample_weight: Any = None,
-        *,
-        body: Callable[[Any], Tensor] | None = None,
     ) -> Tensor:
         """Run one training iteration: the head learns, then the body steps.
 
@@ -259,29 +249,19 @@ class SepSA(SavedWithHeads, Generic[S]):
             loss_fn: A function of outputs and targets. None: the solver's loss, a weighted mean over samples with a
                 target; with several heads the sum of their losses.
             sample_weight: As for `observe`. A given `loss_fn` does not see it.
-            body: A function of `inputs` that returns the head's input, to be called instead of the model. The loss is
-                then the solver's; with many classes `SoftmaxNewton` computes it, with its gradient, without an array of
-                samples and classes. For one head.
 
         Returns:
             The loss at the new head, a detached scalar.
         """
-        if body is not None and (loss_fn is not None or self._several):
-            raise ValueError(
-                "body is for a model with one head and the solver's loss: give no loss_fn and no second head"
-            )
         with DeferredInterrupt():
             observation = self.observe(targets, sample_weight)
             accumulated = self._gradients()
             try:
                 with torch.enable_grad():
                     with observation:
-                        if body is not None and isinstance(observation, Observation):
-                            loss = observation.loss_of_features(body(inputs))
-                        else:
-                            outputs = self.model(inputs)
-                            loss = observation.loss(outputs) if loss_fn is None else loss_fn(outputs, targets)
-                    loss.backward()  # type: ignore[no-untyped-call]
+                        outputs = self.model(inputs)
+                        loss = observation.loss(outputs) if loss_fn is None else loss_fn(outputs, targets)
+                    loss.backward()
                 self.step()
             except BaseException:
                 observation.undo()

@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 
 from sepsa.heads import HeadSolver
 from sepsa.observe import Observer
-from sepsa.observe.rates import Rates
 from sepsa.states.optimizer import check_base_state, check_own_state, numbered, packed, unpacked
 
 
@@ -34,7 +33,6 @@ class SavedWithHeads(Optimizer):
             "generator": self._observers[0].generator.get_state(),
             "body": self._body_shapes(),
             "samples": self._observers[0].samples,
-            "rates": list(self._observers[0].rates),
         }
         if self._several:
             own["heads"] = {observer.name: observer.solver.state_dict() for observer in self._observers}
@@ -93,7 +91,6 @@ class SavedWithHeads(Optimizer):
         for observer in self._observers:
             observer.generator.set_state(own["generator"].cpu())
             observer.started_together, observer.samples = False, own["samples"]
-            observer.rates = Rates(*own["rates"])
         self.base.load_state_dict(state_dict)
         self._adopt_base()
         for after in self._optimizer_load_state_dict_post_hooks.values():

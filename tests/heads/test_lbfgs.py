@@ -120,25 +120,6 @@ def test_every_step_equals_the_twins(k, m, bias, weighted, seed, sizes, options)
     assert solver.steps == len(sizes)
 
 
-@pytest.mark.parametrize("memory", [1, 3, 9])
-def test_health_is_that_of_the_inverse_curvature(memory):
-    solver, linear = make(3, 2, memory=memory)
-    assert solver.health()["condition"] == 1
-    for i in range(30):
-        solver.update(*draw("squared", 5, 3, 2, i))
-    H = torch.stack([solver.inverse_curvature(e.reshape(2, 4)).reshape(-1) for e in torch.eye(8).double()])
-    eigenvalues = torch.linalg.eigvalsh((H + H.T) / 2)
-    health = solver.health()
-    assert health["condition"] == pytest.approx(float(eigenvalues[-1] / eigenvalues[0]), rel=1e-6)
-    assert health["smallest_eigenvalue"] == pytest.approx(150 / float(eigenvalues[-1]), rel=1e-6)
-    assert health["effective_samples"] == solver.samples == 150
-    assert health["pairs"] == solver.pairs <= memory
-    x, _ = draw("squared", 4, 3, 2)
-    torch.testing.assert_close(solver.predict(x.reshape(2, 2, 3)), linear(x).detach().reshape(2, 2, 2))
-    with pytest.raises(ValueError, match=r"vector must have shape \(2, 4\), got \(8,\)"):
-        solver.inverse_curvature(torch.ones(8))
-
-
 def test_many_passes_approach_ridge_regression():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(400, 20)) @ np.diag(np.geomspace(1, 0.1, 20))

@@ -293,28 +293,3 @@ def test_a_state_loads_after_forgetting_was_set_to_one():
     again.load_state_dict(solver.state_dict())
     assert torch.equal(again.ridge_left, solver.ridge_left)
     assert again.ridge_left.min() < 1.0
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_raised_ridge_is_that_of_a_head_that_had_it_from_the_start(bias):
-    """At forgetting 1 an RLS is ridge regression about the prior, whenever the ridge came."""
-    torch.manual_seed(0)
-    start = nn.Linear(5, 2, bias=bias, dtype=torch.float64)
-    x, y = torch.randn(40, 5, dtype=torch.float64), torch.randn(40, 2, dtype=torch.float64)
-    raised, known = (RLS(ridge=r).bind(copy.deepcopy(start)) for r in (1.0, 7.0))
-    early = RLS(ridge=1.0).bind(copy.deepcopy(start))
-    early.raise_ridge(7.0)
-    for head in (raised, known, early):
-        head.update(x[:25], y[:25])
-    raised.raise_ridge(7.0)
-    again = RLS().bind(copy.deepcopy(raised.linear))
-    again.load_state_dict(raised.state_dict())
-    heads = raised, known, early, again
-    for head in heads:
-        head.update(x[25:], y[25:])
-    for head in heads:
-        torch.testing.assert_close(head.linear.weight, known.linear.weight, rtol=1e-9, atol=1e-12)
-        torch.testing.assert_close(head.objective(), known.objective(), rtol=1e-9, atol=1e-12)
-        assert (head.steps, head.samples, head.ridge) == (2, 40.0, 7.0)
-    with pytest.raises(ValueError, match="at least the present one, 7, got 3"):
-        raised.raise_ridge(3.0)

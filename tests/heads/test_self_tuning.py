@@ -245,23 +245,6 @@ def test_comparisons_end_and_later_ones_try_neighbours_and_go_on_from_a_state(ki
     assert solver.chosen == other.chosen
 
 
-@pytest.mark.parametrize("kind", [SoftmaxNewton, LogisticNewton])
-def test_a_raised_ridge_stays(kind):
-    """Curvature and ridge add up, so that A gains the difference; no later comparison changes the ridge."""
-    auto = SelfTuning.of(kind).bind(linear())
-    stream = list(batches(80, signal=6.0, kind=kind))
-    learn(auto, stream[:50])
-    auto.raise_ridge(100.0)
-    again = SelfTuning.of(kind).bind(copy.deepcopy(auto.linear))
-    again.load_state_dict(auto.state_dict())
-    for head in (auto, again):
-        learn(head, stream[50:])
-    assert auto.ridge == again.ridge == auto.chosen[-1].ridge == 100.0
-    assert torch.equal(again.linear.weight, auto.linear.weight)
-    with pytest.raises(ValueError, match="at least the present one, 100, got 50"):
-        auto.raise_ridge(50.0)
-
-
 def test_another_ridge_changes_the_curvature_by_the_difference_alone():
     solver = SoftmaxNewton(ridge=2.0, bias_ridge="ridge").bind(linear())
     learn(solver, batches(5))

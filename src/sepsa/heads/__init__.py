@@ -7,7 +7,6 @@ from sepsa.heads.lbfgs import OnlineLBFGS
 from sepsa.heads.logistic import LogisticNewton
 from sepsa.heads.per_output import PerOutput
 from sepsa.heads.protocols import (
-    Anneals,
     Capturable,
     Forgets,
     HeadSolver,
@@ -22,7 +21,6 @@ from sepsa.heads.softmax import SoftmaxNewton
 
 __all__ = [
     "RLS",
-    "Anneals",
     "Capturable",
     "Delta",
     "Forgets",

@@ -21,12 +21,10 @@ from sepsa.heads.base.checks import (
 )
 from sepsa.heads.base.head import OwnsHead
 from sepsa.heads.base.state_checks import read_ridges, read_solver
-from sepsa.heads.math.anneal import STEP
 from sepsa.heads.math.cross_entropy import probabilities_of
 from sepsa.heads.math.least_squares import mean_squared_error
-from sepsa.heads.math.quasi_newton import LBFGSState, compact, curve, direction, moved, product, remember, step_size
+from sepsa.heads.math.quasi_newton import LBFGSState, compact, curve, direction, moved, remember, step_size
 from sepsa.states import schema
-from sepsa.states.schema import Entries
 from sepsa.validation import at_least, in_range
 
 _LOSSES = ("squared", "cross-entropy")
@@ -73,8 +71,7 @@ class OnlineLBFGS(OwnsHead):
     """
 
     forgets = True  # in the next update; see `sepsa.heads.Forgets`
-    _ratio = 1.0  # of the body's learning rate to its peak
-    _replaced = ("_state", "_compact", "_previous")
+    _replaced = ("_state", "_compact")
 
     def __init__(
         self,
@@ -91,7 +88,6 @@ class OnlineLBFGS(OwnsHead):
         self.loss_name, self.memory, self.dtype = loss, memory, dtype
         self.ridge, self.bias_ridge = in_range("ridge", ridge, 0.0, math.inf), bias_setting(bias_ridge)
         self.forgetting = float(forgetting)
-        self._previous: Tensor | None = None  # where the last update started, for health alone
 
     # ------------------------------------------------------------------ state
 
@@ -136,9 +132,8 @@ class OnlineLBFGS(OwnsHead):
         for key in LBFGSState._fields[8:]:
             entries[key] = saved.integer(key) if key in ("steps", "pairs") else saved.number(key, 0)
         state = LBFGSState(**entries)
-        check_consistent(saved, state, memory)
         settings |= {"forgetting": float(settings["forgetting"]), "ridge": ridge, "bias_ridge": bias_ridge}
-        self._assign(**settings, _state=state, _compact=compact(state), _previous=None)
+        self._assign(**settings, _state=state, _compact=compact(state))
 
     @property
     def steps(self) -> int:
@@ -158,56 +153,6 @@ class OnlineLBFGS(OwnsHead):
         self._ready()
         return self._state.pairs
 
-    @torch.no_grad()
-    def inverse_curvature(self, vector: Tensor) -> Tensor:
-        """Return the inverse curvature H times a vector.
-
-        H belongs to the mean objective per sample, so that the covariance of the weights is about H / `samples`.
-
-        Args:
-            vector: A matrix (out_features, p) of the shape of the weights; a bias is the last column.
-
-        Returns:
-            A matrix of the same shape.
-        """
-        self._ready()
-        W = self._state.W
-        if vector.shape != W.shape:
-            raise ValueError(f"vector must have shape {tuple(W.shape)}, got {tuple(vector.shape)}")
-        return product(self._state.A, self._compact, vector.to(W).reshape(-1)).reshape(W.shape)
-
-    @torch.no_grad()
-    def health(self) -> dict[str, float]:
-        """Return numbers that show why a run goes wrong, to log about every hundred steps.
-
-        - `condition`: largest over smallest eigenvalue of the curvature that the pairs describe. Far above 1e3 the
-          memory is too short: normalize the features, raise `ridge` or `memory`.
-        - `smallest_eigenvalue` of that curvature times `samples`, comparable with that of `RLS`.
-        - `effective_samples`: number of samples that the head remembers. Below the number of features the head cannot
-          tell signal from noise: raise `forgetting` or `ridge`.
-        - `last_step`: norm of the weights' change in the last update. It should fall during training; if it does not,
-          lower the body's learning rate. NaN before the first update.
-        - `pairs`: number of curvature pairs in memory.
-        """
-        self._ready()
-        state, (gamma, M) = self._state, self._compact
-        A = state.A.reshape(len(M), -1).double()
-        # H = γI + AᵀMA has γ beside the eigenvalues of γI + (AAᵀ)^½ M (AAᵀ)^½.
-        values, vectors = torch.linalg.eigh(A @ A.T)
-        root = vectors * values.clamp(min=0).sqrt()
-        inner = gamma + torch.linalg.eigvalsh(root.T @ M.double() @ root)
-        if len(M) < A.shape[1]:
-            inner = torch.cat([inner, inner.new_full((1,), gamma)])
-        high, low = float(inner.max()), float(inner.min())
-        step = math.nan if self._previous is None else float(torch.linalg.vector_norm(state.W - self._previous))
-        return {
-            "condition": high / low if low > 0 else math.inf,
-            "smallest_eigenvalue": state.samples / high,
-            "effective_samples": state.samples,
-            "last_step": step,
-            "pairs": float(state.pairs),
-        }
-
     def __repr__(self) -> str:
         return (
             f"OnlineLBFGS(loss={self.loss_name!r}, memory={self.memory}, ridge={self.ridge:g}, "
@@ -220,19 +165,10 @@ class OnlineLBFGS(OwnsHead):
         device = linear.weight.device
         if device != self._state.W.device:
             inverse = self._compact._replace(M=self._compact.M.to(device))
-            self._assign(_state=moved(self._state, device), _compact=inverse, _previous=None)
+            self._assign(_state=moved(self._state, device), _compact=inverse)
         return linear
 
     # ------------------------------------------------------------------ learning
-
-    def anneal(self, ratio: float, samples_per_epoch: int | None = None) -> None:
-        """Take steps of this ratio from the next update on.
-
-        Args:
-            ratio: The body's learning rate over its peak, in (0, 1].
-            samples_per_epoch: Not used.
-        """
-        self._ratio = ratio
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean squared error or mean cross-entropy, the loss that the head minimizes, for the body to
@@ -314,7 +250,7 @@ class OnlineLBFGS(OwnsHead):
             raise explain_nonfinite(features, targets, linear)
         R = 0.0 if P is None else float(along.abs().max() if m == 1 else (along.amax(1) - along.amin(1)).max())
         eta, total, bent = step_size(state, length, slope, bend, R)
-        Z = Z - eta * self._ratio**STEP * D
+        Z = Z - eta * D
         if n:
             W = W + (3 * n / (N + 2 * n)) * (Z - W)
         head = W.to(linear.weight.dtype)
@@ -335,7 +271,7 @@ class OnlineLBFGS(OwnsHead):
         if new.pair_samples * self.memory >= N:
             new, inverse = remember(new, inverse)
             new = new._replace(s=D, y=torch.zeros_like(y), pair_samples=0.0)
-        self._assign(head, _state=new, _compact=inverse, _previous=start)
+        self._assign(head, _state=new, _compact=inverse)
 
     @torch.no_grad()
     def predict(self, features: Tensor) -> Tensor:
@@ -359,28 +295,6 @@ def check_settings(loss: str, memory: int, forgetting: float) -> None:
         raise ValueError(f"loss must be one of {', '.join(map(repr, _LOSSES))}, got {loss!r}")
     at_least("memory", memory, 1)
     in_range("forgetting", forgetting, 0.0, 1.0)
-
-
-def check_consistent(saved: Entries, state: LBFGSState, memory: int) -> None:
-    """Raise an error for entries that no sequence of updates can produce."""
-    if state.pairs > memory:
-        raise saved.damaged("pairs", f"at most the memory, {memory}", state.pairs)
-    saved.integer("pairs", 0, state.steps)
-    saved.number("pair_samples", 0, state.samples)
-    if state.samples and not state.steps:
-        raise saved.damaged("samples", "0 before the first update", state.samples)
-    young = memory - state.pairs
-    if bool(state.A[:, :young].any()):
-        raise saved.damaged("A", f"zero where none of its {state.pairs} pairs is", "other numbers")
-    S, Y = state.A.double().cpu()
-    sizes = Y.square().sum(1).sqrt()
-    for key, value, expected in (("SY", state.SY.triu(), (S @ Y.T).triu()), ("YY", state.YY, Y @ Y.T)):
-        # Of float32 pairs the products were taken in float32.
-        scale = sizes[:, None] * sizes if key == "YY" else S.square().sum(1).sqrt()[:, None] * sizes
-        if bool(((value - expected).abs() > 1e-3 * scale).any()):
-            raise saved.damaged(key, "the inner products of the pairs in A", "others")
-    if not bool((state.SY.diagonal()[young:] > 0).all()):
-        raise saved.damaged("SY", "positive on the diagonal", float(state.SY.diagonal()[young:].min()))
 
 
 def as_probabilities(targets: Tensor, like: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ class LogisticNewton(NewtonHead):
 
     def _derived(self, linear: nn.Linear, W: Tensor) -> dict[str, Tensor]:
         check_count("pos_weight", self.pos_weight, len(W), "an output")
-        return {"weights": class_weights(self.pos_weight, W), "ridge": self._ridges_now(linear, W, self.ridge)}
+        return {"weights": class_weights(self.pos_weight, W), "ridge": self._ridges(linear, W, self.ridge)}
 
     def __repr__(self) -> str:
         return self._words("" if self.pos_weight is None else f", pos_weight={self.pos_weight}")
@@ -139,7 +139,7 @@ class LogisticNewton(NewtonHead):
             if not bool(finite.all()):
                 raise self._explain(features, targets, y, new.W)
             head = new.W.to(linear.weight.dtype)
-        self._assign(head, _state=new, _previous=before, _updates=self._updates_now() + 1)
+        self._assign(head, _state=new, _updates=self._updates_now() + 1)
 
     def _check(self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Any:
         check_rows(linear, features)

@@ -13,7 +13,7 @@ from sepsa.heads.base import partial_targets
 from sepsa.heads.base.checks import check_outputs, check_rows
 from sepsa.heads.base.head import OwnsHead
 from sepsa.heads.base.parameters import commit
-from sepsa.heads.protocols import Anneals, HeadSolver, Posterior, Revertible
+from sepsa.heads.protocols import HeadSolver, Posterior, Revertible
 from sepsa.states import schema
 
 S = TypeVar("S", bound=HeadSolver)
@@ -122,17 +122,6 @@ class PerOutput(OwnsHead, Generic[S]):
     def forgets(self, value: bool) -> None:
         for solver in self._each:
             solver.forgets = value
-
-    def anneal(self, ratio: float, samples_per_epoch: int | None = None) -> None:
-        """Let the solvers that anneal follow the body's learning rate.
-
-        Args:
-            ratio: As for `sepsa.heads.Anneals`.
-            samples_per_epoch: As for `sepsa.heads.Anneals`.
-        """
-        for solver in self._each:
-            if isinstance(solver, Anneals):
-                solver.anneal(ratio, samples_per_epoch)
 
     @property
     def steps(self) -> int:

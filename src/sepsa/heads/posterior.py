@@ -20,8 +20,6 @@ from sepsa.validation import in_range
 class NormalPosterior(HeldByBackend):
     """`predict`, `sample`, `covariance` and `health` of `RLS`."""
 
-    _recent: health.Recent
-
     @property
     def steps(self) -> int:
         """The number of updates that the head has learned."""
@@ -34,9 +32,7 @@ class NormalPosterior(HeldByBackend):
 
     @property
     def ridge_left(self) -> Tensor:
-        """The ridge (p,) of each coordinate at present: half of its setting at least, and all of it at most unless the
-        head anneals.
-        """
+        """The ridge (p,) of each coordinate at present: between half of its setting and all of it."""
         return self._read()[0].ridge_left.clone()
 
     def objective(self) -> Tensor:
@@ -54,14 +50,11 @@ class NormalPosterior(HeldByBackend):
     def health(self) -> dict[str, float]:
         """Return numbers that show why a run goes wrong, to log about every hundred steps.
 
-        They are `condition`, `smallest_eigenvalue`, `effective_samples`, `last_step`, `feature_drift`, `dead_features`
-        and `silent_features`; docs/how-to-choose.md explains each and what to do. `condition`, `last_step`,
-        `feature_drift` and `silent_features` are computed from one update in eight; they are NaN before the first
-        update and in captured steps.
+        They are `condition`, `smallest_eigenvalue`, `effective_samples` and `dead_features`; docs/how-to-choose.md
+        explains each and what to do. The cost is a singular value decomposition of a p x p matrix.
         """
         state, counters = self._read()
-        T, steps = least_squares.square_root(state), int(counters[STEPS])
-        return health.report(T, state.W, state.ridge_left, float(counters[SAMPLES]), steps, self._recent)
+        return health.report(least_squares.square_root(state), state.ridge_left, float(counters[SAMPLES]))
 
     @overload
     def predict(

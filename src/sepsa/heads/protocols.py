@@ -137,21 +137,6 @@ class Forgets(Protocol):
 
 
 @runtime_checkable
-class Anneals(Protocol):
-    """A solver that remembers more, or steps less, while the body's learning rate falls."""
-
-    def anneal(self, ratio: float, samples_per_epoch: int | None = None) -> None:
-        """Follow the body's learning rate from the next update on.
-
-        Args:
-            ratio: The rate over the largest that it ever was, in (0, 1]. `SepSA` passes one of 16 values a decade,
-                down to a tenth.
-            samples_per_epoch: Number of samples after which they come again; None where they do not.
-        """
-        ...
-
-
-@runtime_checkable
 class LearnsPartly(Protocol):
     """A solver with one curvature per output, which takes samples of which some outputs are not observed.
 

@@ -12,16 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads.backends.held_state import without_pending
-from sepsa.heads.base import checks, health
+from sepsa.heads.base import checks
 from sepsa.heads.base.checks import check_outputs, check_rows, explain_nonfinite
-from sepsa.heads.base.parameters import bias_words, commit, follow, start, store
+from sepsa.heads.base.parameters import bias_words, commit, start
 from sepsa.heads.base.rls_state import RLSSettings, read_root, write_root
 from sepsa.heads.exact import ExactArithmetic
 from sepsa.heads.math import evidence, least_squares
 from sepsa.heads.math.evidence import Choice
 from sepsa.heads.math.least_squares import SAMPLES, STEPS
-from sepsa.heads.math.ridge import due
 from sepsa.validation import in_range
 
 
@@ -35,7 +33,7 @@ class RLS(ExactArithmetic):
             + sum_j ridge_j ||W_j - prior_j||^2
 
     where `prior` is the head's weights at `bind`, age counts updates, and ridge_j is `ridge`, which forgetting never
-    removes (see `restored_per_update`). At forgetting 1 an `RLS` equals ridge regression about the initial weights on
+    removes. At forgetting 1 an `RLS` equals ridge regression about the initial weights on
     all data seen, in any order and in any batches. The state is a square root of the inverse curvature, so that the
     curvature stays positive definite.
 
@@ -104,7 +102,6 @@ class RLS(ExactArithmetic):
         self._initial = start(linear, self.dtype)
         self._choice = Choice(evidence.START if self.ridge == "evidence" else self.ridge, 1.0)
         problem = self._problem_for(linear, self._choice)
-        self._recent = health.Recent(problem.prior)
         self._continue(problem, least_squares.start(problem.prior, problem.ridge), np.zeros(5))
 
     def state_dict(self) -> dict[str, Any]:
@@ -134,7 +131,6 @@ class RLS(ExactArithmetic):
             self.ridge = settings.ridge if settings.by_evidence is None else "evidence"
             self.bias_ridge, self.forgetting, self.noise_factor = settings.bias_ridge, settings.forgetting, factor
             self._continue(self._problem_for(linear, self._choice), state, counters)
-            self._recent = health.Recent(settings.prior)
 
         commit(write)
 
@@ -167,20 +163,6 @@ class RLS(ExactArithmetic):
         check_outputs(outputs, targets)
         return least_squares.mean_squared_error(outputs, targets)
 
-    def restored_per_update(self, n: int) -> int:
-        """Return how many coordinates get their ridge back in an update: p log2(1/forgetting), rounded up.
-
-        Forgetting reduces the ridge by the factor λ too. Each update restores the ridge of a few coordinates in
-        rotation, usually of one, at O(p²), so that no coordinate ever has less than half of its ridge.
-
-        Args:
-            n: Number of samples in the update, on which the result does not depend.
-
-        Returns:
-            The number of coordinates.
-        """
-        return due(len(self._problem.ridge), self.forgetting)
-
     def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
         """Learn samples as one block.
 
@@ -201,6 +183,11 @@ class RLS(ExactArithmetic):
         if not self._learn(features, targets, sample_weight, backend if plain else None):
             raise explain_nonfinite(features, targets, linear)
 
+    @property
+    def _forgetting_now(self) -> float:
+        """The forgetting of the next update."""
+        return self.forgetting if self.forgets else 1.0
+
     def _learn(
         self,
         features: Tensor,
@@ -218,50 +205,21 @@ class RLS(ExactArithmetic):
         backend: Any = self._backend_for(rows)
         counters = backend.counters.tolist()
         steps, known = int(counters[STEPS]), counters[SAMPLES]
-        before = backend.state.W.clone() if steps % health.EVERY == 0 else None
-        lam = self._forgetting(backend)
+        lam = self._forgetting_now
         given = features, targets, sample_weight, lam, backend is checked_by
         schedule = max(lam, schedule)
-        Phi: Tensor | None = None
+        learned = False
         if self.ridge == "evidence" and (
             sample_weight is not None or evidence.due(known, lam * known + rows, steps + 1, steps, schedule)
         ):
 
             def learn_and_choose() -> None:
-                nonlocal Phi
+                nonlocal learned
                 if int(backend.counters[STEPS]) == steps:  # else an interrupt came after it
-                    Phi = backend.learn(*given)
+                    learned = backend.learn(*given)
                 self._choose_ridge(known, steps, schedule)
 
             commit(learn_and_choose)
         else:
-            Phi = backend.learn(*given)
-        if Phi is not None and before is not None:
-            self._recent.note(Phi, before, steps)
-        return Phi is not None
-
-    @torch.no_grad()
-    def raise_ridge(self, ridge: float) -> None:
-        """Make the ridge larger, exactly: as if each weight had further samples of its prior. Evidence then no longer
-        chooses it.
-
-        Args:
-            ridge: The new ridge, at least the present one.
-
-        Raises:
-            ValueError: It is smaller than the present ridge.
-        """
-        linear, (state, counters) = self._head(), self._read()
-        if not checks.ridge_setting(ridge) >= self._choice.ridge:
-            raise ValueError(f"ridge must be at least the present one, {self._choice.ridge:g}, got {ridge:g}")
-        choice = self._choice._replace(ridge=float(ridge))
-        problem, state = self._problem_for(linear, choice), state._replace(W=follow(linear, state.W))
-        larger = torch.maximum(problem.ridge, state.ridge_left)  # which annealing may have raised
-        state = evidence.with_ridge(state, problem.prior, larger, problem.prior)
-
-        def write() -> None:
-            self.ridge, self._choice = choice.ridge, choice
-            self._continue(problem, state, without_pending(counters))
-            store(linear, state.W.to(linear.weight.dtype))
-
-        commit(write)
+            learned = backend.learn(*given)
+        return learned

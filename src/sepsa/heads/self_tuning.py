@@ -16,23 +16,21 @@ from sepsa.heads.base.head import OwnsHead
 from sepsa.heads.base.newton import NewtonHead
 from sepsa.heads.base.parameters import commit, copy_head, join, store, twin_of
 from sepsa.heads.math import score as scores
-from sepsa.heads.protocols import Anneals, HeadSolver, Revertible
+from sepsa.heads.protocols import HeadSolver, Revertible
 from sepsa.heads.rls import RLS
 from sepsa.heads.tuning import (
-    HISTORY_LIMIT,
     RESTS,
-    SETTLED,
     START_RIDGE,
     Choice,
     Learning,
     Progress,
-    alone_with,
     changed,
     compiled_backends,
     errors_of,
     heaviest,
     members_of,
     read_progress,
+    resting,
     settings_of,
 )
 from sepsa.states import schema
@@ -92,7 +90,6 @@ class SelfTuning(OwnsHead):
 
     relative = False  # whether the members' ridges are relative to the mean square of the first features
     members: Sequence[Any] = ()  # until a copy has its own
-    _ratio = 1.0  # of the body's learning rate to its peak
 
     def __init__(self, members: Sequence[HeadSolver] | None = None, *, rests: bool = False) -> None:
         given = members_of(RLS) if members is None else list(members)
@@ -281,36 +278,7 @@ class SelfTuning(OwnsHead):
         """The number of updates that the head has learned."""
         return self._now.steps
 
-    @torch.no_grad()
-    def raise_ridge(self, ridge: float) -> None:
-        """Make the ridge of the active member larger, let it go on alone, and compare no more.
-
-        Args:
-            ridge: The new ridge, at least the present one.
-
-        Raises:
-            ValueError: It is smaller than the present ridge.
-        """
-        self._move(self._ready())
-        alone = copy.copy(self.best)
-        alone.raise_ridge(ridge)
-        now = alone_with(self._now, SETTLED)
-        history = (*now.history, Choice(now.steps, *settings_of(alone)))[-HISTORY_LIMIT:]
-        self._assign(members=[alone], _now=now._replace(history=history))
-
     # ------------------------------------------------------------------ learning
-
-    def anneal(self, ratio: float, samples_per_epoch: int | None = None) -> None:
-        """Let the members follow the body's learning rate; at a ratio below 1 no new comparison of ridges starts.
-
-        Args:
-            ratio: As for `sepsa.heads.Anneals`.
-            samples_per_epoch: As for `sepsa.heads.Anneals`.
-        """
-        self._ratio = ratio
-        for member in self.members:
-            if isinstance(member, Anneals):
-                member.anneal(ratio, samples_per_epoch)
 
     def loss(self, outputs: Tensor, targets: Tensor, *weight: Tensor | None) -> Tensor:
         """Return the loss that the members minimize, for the body to follow.
@@ -392,20 +360,19 @@ class SelfTuning(OwnsHead):
             score = scores.add(now.score, errors, learning.size)
             best = scores.best(score, [getattr(member, "forgetting", 1.0) for member in members], now.active)
             now = changed(now._replace(score=score), best, members)
-        if not self.rests or now.started == SETTLED:
+        if not self.rests:
             return now, members
         if now.started == RESTS:
             return self._started(now, members[0])
         alone = members[now.active]
         long = now.steps - now.started >= (LATER if now.started else FIRST)
         if long and (now.started or alone.samples >= FIRST_SAMPLES):
-            return alone_with(now, RESTS), [alone]
+            return resting(now), [alone]
         return now, members
 
     def _started(self, now: Progress, alone: Any) -> tuple[Progress, list[Any]]:
         """A comparison of the only member with neighbours of its ridge, where it is due."""
-        # The loss at the next batch favours a ridge that is too small for a rate that falls.
-        if now.steps < AGAIN or now.steps & (now.steps - 1) or self._ratio < 1.0:
+        if now.steps < AGAIN or now.steps & (now.steps - 1):
             return now, [alone]
         most = min(MOST * now.scale, heaviest(alone, now))
         near = alone.ridge / NEIGHBOUR, min(alone.ridge * NEIGHBOUR, most)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sepsa.heads.backends import many_classes
 from sepsa.heads.backends.captured_cross_entropy import CapturedSoftmax
 from sepsa.heads.backends.choose import UpdateSize, choose, forced
 from sepsa.heads.backends.torch_cross_entropy import Samples, TorchBackend
@@ -90,7 +89,7 @@ class SoftmaxNewton(NewtonHead):
         classes = max(len(W), 2)
         check_count("class_weight", self.class_weight, classes, "a class")
         weights = W.new_tensor(self.class_weight or [1.0] * classes)
-        return {"weights": weights, "ridge": self._ridges_now(linear, W, self.ridge)}
+        return {"weights": weights, "ridge": self._ridges(linear, W, self.ridge)}
 
     def _located(self) -> nn.Linear:
         if self._captured is not None:
@@ -140,29 +139,6 @@ class SoftmaxNewton(NewtonHead):
         total = functional.cross_entropy(logits, labels, weight, reduction="sum", label_smoothing=smoothing)
         return total / len(logits)
 
-    def loss_of_features(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Return `loss` of the head's output for these features.
-
-        Choose it with many classes: on a GPU, in half precision and with labels, it is computed in chunks with its
-        gradient, and no array of samples and classes is held. The head itself gets no gradient.
-
-        Args:
-            features: Inputs of the head (..., in_features).
-            targets: As for `loss`.
-
-        Returns:
-            A scalar.
-        """
-        linear = self._head()
-        if not many_classes.serves(linear, features, targets, self.label_smoothing):
-            return self.loss(functional.linear(features, linear.weight, linear.bias), targets)
-        check_labels(linear, features, targets, None)
-        labels = targets.reshape(-1).long()
-        weight = None if self.class_weight is None else self._state.weights[labels]
-        with torch.autocast("cuda", enabled=False):
-            total: Tensor = many_classes.ChunkedLoss.apply(features, linear, labels, weight)  # type: ignore[no-untyped-call]
-        return total / len(labels)
-
     def _probabilities(self, outputs: Tensor) -> Tensor:
         return both(outputs).softmax(-1)
 
@@ -189,7 +165,7 @@ class SoftmaxNewton(NewtonHead):
         new = self._backend_for(linear).learn(self._state, samples)
         if not new.finite:
             raise self._explain(features, targets, new.state.W)
-        self._assign(new.head, _state=new.state, _previous=new.before, _updates=updates + 1)
+        self._assign(new.head, _state=new.state, _updates=updates + 1)
 
     def _backend_for(self, linear: nn.Linear) -> TorchBackend:
         """The backend of updates outside of a captured step."""
@@ -231,13 +207,13 @@ class SoftmaxNewton(NewtonHead):
             captured = CapturedSoftmax(linear, state)
         if state is not captured.now:
             captured.load(state)
-            self._assign(_captured=captured, _state=captured.now, _previous=None, _updates=None)
+            self._assign(_captured=captured, _state=captured.now, _updates=None)
         captured.now.W.copy_(parameters.follow(linear, captured.now.W))
         return self._settings(linear), tuple(self.class_weight or ()), captured.place
 
     def _settings(self, linear: nn.Linear) -> UpdateSettings:
-        lam, weighted = self.forgetting if self.forgets else 1.0, self.class_weight is not None
-        return UpdateSettings(lam, self.label_smoothing, linear.weight.dtype, weighted)
+        lam = self.forgetting if self.forgets else 1.0
+        return UpdateSettings(lam, self.label_smoothing, linear.weight.dtype)
 
     @torch.no_grad()
     def update_captured(self, features: Tensor, targets: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sepsa.heads.base import health
 from sepsa.heads.base.newton import NewtonHead
 from sepsa.heads.base.parameters import heads_of, join, width
 from sepsa.heads.logistic import LogisticNewton
@@ -24,7 +23,7 @@ from sepsa.heads.rls import RLS
 from sepsa.heads.softmax import SoftmaxNewton
 from sepsa.states import schema
 
-RESTS, SETTLED = -1, -2  # no comparison runs; none will run any more
+RESTS = -1  # no comparison runs
 HISTORY_LIMIT = 1000
 # Members that are not active look at their ridges as if they had this forgetting: once in 64 updates.
 IDLE = 1 - 1 / (64 * evidence.CHECKS)
@@ -33,7 +32,7 @@ FORGETTINGS = (1.0, 0.98, 0.9)
 # Ridges of the members for cross-entropy.
 RIDGES, START_RIDGE = (0.01, 0.3, 10.0, 300.0, 1e4), 10.0
 # In mini-batches of a deep network the loss at the next batch would let the ridge grow without end, because the body
-# changes the features anyway; benchmarks/language.py: from 3 batches on, an annealed head ends where it ends best.
+# changes the features anyway.
 BATCHES = 3.0
 
 
@@ -53,7 +52,7 @@ class Progress(NamedTuple):
     learned: tuple[int, ...]  # how many updates each member has learned
     steps: int = 0  # the updates
     scale: float = 0.0  # of the ridges; 0 before the first update
-    started: int = 0  # the update before which the running comparison started, or `RESTS` or `SETTLED`
+    started: int = 0  # the update before which the running comparison started, or `RESTS`
     history: tuple[Choice, ...] = ()
 
 
@@ -82,15 +81,9 @@ def learn_together(
     `lam_error` (J, 2) gets the forgetting of each, and the sum of its squared errors before. Returns which of them have
     learned.
     """
-    steps = [int(own.counters[STEPS]) for own in backends]
-    noted = [count % health.EVERY == 0 for count in steps]
-    before = [own.state.W.clone() if note else None for own, note in zip(backends, noted, strict=True)]
-    lam_error[:, 0] = [member._forgetting(own) for member, own in zip(members, backends, strict=True)]
-    learned = backends[0].learn_together(backends, *samples, lam_error)
-    for member, Phi, old, count in zip(members, learned, before, steps, strict=True):
-        if Phi is not None and old is not None:
-            member._recent.note(Phi, old, count)
-    return [Phi is not None for Phi in learned]
+    lam_error[:, 0] = [member._forgetting_now for member in members]
+    learned: list[bool] = backends[0].learn_together(backends, *samples, lam_error)
+    return learned
 
 
 class Learning:
@@ -194,10 +187,10 @@ def mean_square(targets: Tensor) -> float:
     return float(values.dot(values)) / values.size
 
 
-def alone_with(now: Progress, started: int) -> Progress:
-    """The progress where the active member goes on alone: `RESTS` or `SETTLED`."""
+def resting(now: Progress) -> Progress:
+    """The progress where the active member goes on alone."""
     return now._replace(
-        score=scores.start(1), active=0, learned=now.learned[now.active : now.active + 1], started=started
+        score=scores.start(1), active=0, learned=now.learned[now.active : now.active + 1], started=RESTS
     )
 
 
@@ -230,5 +223,5 @@ def read_progress(saved: schema.Entries, learned: list[int]) -> Progress:
         Choice(one.integer(0), one.number(1, 0.0, 1.0), one.number(2, 0.0))
         for one in (history.items(k, 3) for k in range(len(history)))
     )
-    numbers = saved.integer("steps"), saved.number("scale", 0.0), saved.integer("started", SETTLED)
+    numbers = saved.integer("steps"), saved.number("scale", 0.0), saved.integer("started", RESTS)
     return Progress(score, saved.integer("active", 0, J - 1), tuple(learned), *numbers, changes)

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from sepsa.heads import HeadSolver, LearnsPartly
 from sepsa.heads.base.partial_targets import weighted_mean
@@ -73,22 +72,6 @@ class Observation:
         targets = targets.reshape(n, 1) if targets.shape == weight.shape else targets.reshape(n, 1, -1)
         each: Tensor = torch.func.vmap(solver.loss)(outputs.reshape(n, 1, -1), targets)  # of one sample each
         return weighted_mean(each, weight.reshape(n).to(each.dtype))
-
-    def loss_of_features(self, features: Tensor) -> Tensor:
-        """Let the head learn its input, and return the solver's loss at the new head, as `loss` of its output.
-
-        Choose it instead of a forward pass through the head where the head has so many outputs that an array of samples
-        and outputs is expensive: `SoftmaxNewton` computes loss and gradient in chunks, without it, on a GPU.
-
-        Args:
-            features: The head's input (..., in_features), as the body computes it inside this context.
-        """
-        head, solver = self.observer.head, self.observer.solver
-        features = self.observer.learn(self, features)
-        chunked = getattr(solver, "loss_of_features", None)
-        if chunked is None or self.observed is not None or self.sample_weight is not None:
-            return self.loss(functional.linear(features, head.weight, head.bias))
-        return cast(Tensor, chunked(features, self.targets))
 
     def freeze(self, head: nn.Linear) -> None:
         """Compute no gradient of the head until the context ends, because nothing uses it."""

@@ -5,8 +5,7 @@ an optimizer (Lightning) or hide it (accelerate), and the head must learn there 
 
 Where samples come again in every epoch, a head at forgetting 1 counts a sample of k epochs as k samples, and the ridge
 loses its weight. With `samples_per_epoch` N, an update of n rows forgets with λ = 1 - n/N from the second epoch on: the
-head remembers about the N rows of one epoch, each of them once. Before each update a solver that anneals is told how
-far the body's learning rate has fallen from its peak.
+head remembers about the N rows of one epoch, each of them once.
 """
 
 from __future__ import annotations
@@ -20,10 +19,9 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from sepsa import distributed
-from sepsa.heads import RLS, Anneals, Capturable, HeadSolver, LearnsPartly, Revertible
+from sepsa.heads import RLS, Capturable, HeadSolver, LearnsPartly, Revertible
 from sepsa.heads.base.checks import own_parameters
 from sepsa.heads.math.least_squares import copies
 from sepsa.observe import ranks
@@ -37,13 +35,12 @@ from sepsa.observe.hooks import (
     remove_hooks,
 )
 from sepsa.observe.observation import Observation
-from sepsa.observe.rates import Rates, ratio_of, seen
 from sepsa.observe.rows import check_dense, check_samples, draw, may_be_missing, observed_rows
 
 ROWS_PER_FEATURE = 8  # that a head remembers at least, where an epoch has fewer
 LEAST_FORGETTING = 0.5  # for batches that are half of an epoch or more
 # Attributes of an observer that a step changes.
-_COUNTERS = ("body_steps", "forgot", "observed", "expects_missing", "samples", "since_forgetting", "rates")
+_COUNTERS = ("body_steps", "forgot", "observed", "expects_missing", "samples", "since_forgetting")
 _counters_of = attrgetter(*_COUNTERS)
 
 
@@ -68,8 +65,6 @@ class Observer:
     samples = 0  # rows that were offered to the head, on all ranks
     since_forgetting = 0  # of these, since the solver forgot
     rows_per_sample = 1  # of the last captured step
-    base: Optimizer | None = None  # of the body, whose rate the solver follows; None: it does not anneal
-    rates = Rates()
     body_steps = 0
     observed = False  # whether the head has learned since the body's last step
     warned = False
@@ -95,7 +90,7 @@ class Observer:
     def look(self) -> None:
         """Look up what the solver can do and what the model has; again after a copy."""
         self.refuses_missing = type(self.solver) is RLS
-        self.revertible, self.anneals = isinstance(self.solver, Revertible), isinstance(self.solver, Anneals)
+        self.revertible = isinstance(self.solver, Revertible)
         self.partial_targets = isinstance(self.solver, LearnsPartly) and self.solver.learns_partly
         self.normalizations = [module for module in self.model.modules() if hasattr(module, "track_running_stats")]
         head = {id(parameter) for parameter in self.head.parameters()}
@@ -284,8 +279,6 @@ class Observer:
         """Let the head learn `head_fraction` of the observed rows."""
         if observation.observed is None and self.head_fraction == 1.0:
             if self.samples_per_epoch is None and not self.forget_per_step:
-                if self.base is not None:
-                    self.follow_rate()
                 self.solver.update(features, observation.targets, observation.sample_weight)
             else:
                 n = features.numel() // features.shape[-1]
@@ -311,7 +304,6 @@ class Observer:
 
     def update(self, features: Tensor, targets: Tensor, weight: Tensor | None, offered: int) -> None:
         """Let the solver learn these samples, drawn from as many `offered` rows of all ranks."""
-        self.follow_rate()
         if self.samples_per_epoch is None and not self.forget_per_step:
             self.solver.update(features, targets, weight)
             return
@@ -334,20 +326,8 @@ class Observer:
             return
         if self.forget_per_step:
             n = max(n, self.since_forgetting)  # of the micro-batches of the last step
-        cast(Any, self.solver).forgetting = max(1 - n / self.memory(length), LEAST_FORGETTING)
-
-    def memory(self, length: int) -> int:
-        """How many rows the head remembers where an epoch has this length."""
-        return max(length, ROWS_PER_FEATURE * self.head.in_features)
-
-    def follow_rate(self) -> None:
-        """Tell a solver that anneals how far the body's rate has fallen from its peak."""
-        if self.base is None or not self.anneals:
-            return
-        self.rates = seen(self.rates, self.base.param_groups)
-        if self.rates.fell:
-            length = self.samples_per_epoch
-            cast(Anneals, self.solver).anneal(ratio_of(self.rates), None if length is None else self.memory(length))
+        memory = max(length, ROWS_PER_FEATURE * self.head.in_features)
+        cast(Any, self.solver).forgetting = max(1 - n / memory, LEAST_FORGETTING)
 
     def count(self, n: int) -> None:
         """Count n rows that were offered to the head."""

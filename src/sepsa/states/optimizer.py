@@ -14,16 +14,13 @@ from sepsa.joint import JointOptimizer
 from sepsa.states.schema import Entries, brief, check_array, damaged, read, settings
 from sepsa.validation import in_range, is_number
 
-# Entries of torch's own optimizers that have the parameter's shape, and those that are squares.
+# Entries of torch's own optimizers that are counters or squares.
 _NOT_NEGATIVE = {"acc_delta", "exp_avg_sq", "exp_inf", "max_exp_avg_sq", "square_avg", "step", "sum"}
-_LIKE_PARAMETER = {"ax", "exp_avg", "grad_avg", "momentum_buffer", "prev"} | _NOT_NEGATIVE - {"step"}
-# Entries of which a parameter has all or none, besides the step: of Adam, of Adamax, of RMSprop.
-_COMPLETE = ({"step", "exp_avg", "exp_avg_sq"}, {"step", "exp_avg", "exp_inf"}, {"step", "square_avg"})
 
 
 def check_own_state(own: object, body: list[list[list[int]]]) -> None:
     """Check SepSA's own part of a state: fraction, generator, counters, the body's shapes and the heads."""
-    needed = {"head_fraction", "generator", "body", "samples", "rates"}
+    needed = {"head_fraction", "generator", "body", "samples"}
     state = read("state_dict['sepsa']", own, needed, "SepSA", optional={"head", "heads"})
     heads = state.values.get("head", state.values.get("heads"))
     if not isinstance(heads, dict):
@@ -35,10 +32,6 @@ def check_own_state(own: object, body: list[list[list[int]]]) -> None:
     except (AttributeError, RuntimeError, TypeError) as error:
         raise state.damaged("generator", "the state of a generator", error) from None
     state.integer("samples")
-    rates = state.items("rates", 3)  # the rate, its peak and whether it ever fell
-    rates.number(1, rates.number(0, 0.0))
-    if not isinstance(rates[2], bool):
-        raise rates.damaged(2, "true or false", brief(rates[2]))
     if not same_shapes(state["body"], body):
         raise ValueError(f"state_dict belongs to a body with parameter shapes {state['body']}, this one has {body}")
 
@@ -63,75 +56,62 @@ def check_base_state(state_dict: dict[str, Any], base: Optimizer) -> None:
     groups = state.items("param_groups", len(live["param_groups"]))
     parts = base.optimizers if isinstance(base, JointOptimizer) else [base]
     defaults = [part.defaults for part in parts for _ in part.param_groups]
+    moments = state.mapping("state")
+    unknown = set(moments.values)
     for i, own in enumerate(live["param_groups"]):
         check_group(groups.path(i), groups[i], own, defaults[i])
-    keys = [key for group in live["param_groups"] for key in group["params"]]
-    parameters = dict(zip(keys, (p for group in base.param_groups for p in group["params"]), strict=True))
-    moments = state.mapping("state")
-    for key in moments.values:
-        if type(key) is not int or key not in parameters:
-            raise ValueError(f"{moments.path(key)} must belong to one of the {len(parameters)} parameters of the body")
-        if len(entries := moments.mapping(key)):
-            check_moments(entries, parameters[key], live["state"].get(key))
+        entries = {key: moments.mapping(key) for key in own["params"] if key in moments.values}
+        kinds: dict[int, dict[str, Any]] = {}  # some optimizers keep other moments of a matrix than of a vector
+        for key, parameter in zip(own["params"], base.param_groups[i]["params"], strict=True):
+            if (one := entries.get(key)) is not None and len(one):
+                check_moments(one, live["state"].get(key), kinds.setdefault(parameter.ndim, one.values))
+        unknown -= set(entries)
+    if unknown:
+        raise ValueError(f"{moments.path(min(unknown, key=repr))} must belong to one of the parameters of the body")
 
 
 def check_group(name: str, group: object, own: dict[str, Any], defaults: dict[str, Any]) -> None:
     """Check that a parameter group has the parameters and the options of this optimizer."""
     # torch gives the defaults of a copied optimizer an option "differentiable", which groups may lack.
-    defaults = {option: default for option, default in defaults.items() if option in own}
-    if not isinstance(group, dict) or not {"params", *defaults} <= set(group):
-        missing = sorted({"params", *defaults} - set(group)) if isinstance(group, dict) else brief(group)
+    needed = {"params", *defaults} & set(own)
+    if not isinstance(group, dict) or not needed <= set(group):
+        missing = sorted(needed - set(group)) if isinstance(group, dict) else brief(group)
         raise ValueError(f"{name} must be a group of this optimizer, missing {missing}")
-    params = group["params"]
-    if not isinstance(params, list) or not same_shapes(params, own["params"]):
-        raise damaged(f"{name}['params']", f"{own['params']}", brief(params))
-    for option, default in defaults.items():
-        check_option(f"{name}[{option!r}]", group[option], default)
+    if not same_shapes(group["params"], own["params"]):
+        raise damaged(f"{name}['params']", f"{own['params']}", brief(group["params"]))
+    for option in needed - {"params"}:
+        check_option(f"{name}[{option!r}]", group[option], own[option])
 
 
-def check_option(name: str, value: Any, default: Any) -> None:
-    """Check that an option has the type and sign of its default."""
-    if isinstance(default, bool):
-        fits = isinstance(value, bool)
-    elif default is None:
-        fits = value is None or (isinstance(value, (bool, int, float)) and value == value and not negative(value))
-    elif isinstance(default, (tuple, list)):
-        fits = isinstance(value, (tuple, list)) and len(value) == len(default)
-        for i, (part, own) in enumerate(zip(value, default, strict=True) if fits else ()):
-            check_option(f"{name}[{i}]", part, own)
-    elif isinstance(default, (int, float)):
-        number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-        fits = is_number(number) and abs(number) < 2**63
-        fits = fits and not (negative(number) and not negative(default))
+def check_option(name: str, value: Any, own: Any) -> None:
+    """Check that an option has the type and sign of this optimizer's own."""
+    value, own = (one.item() if isinstance(one, Tensor) and one.numel() == 1 else one for one in (value, own))
+    if isinstance(own, (tuple, list)):
+        fits = isinstance(value, (tuple, list)) and len(value) == len(own)
+        for i, (part, mine) in enumerate(zip(value, own, strict=True) if fits else ()):
+            check_option(f"{name}[{i}]", part, mine)
+    elif is_number(own) or (own is None and not isinstance(value, bool)):
+        fits = value is own or (is_number(value) and abs(value) < 2**63 and (value >= 0 or (own or 0) < 0))
     else:
-        fits = type(value) is type(default)
+        fits = type(value) is type(own) or (own is None and isinstance(value, bool))
     if not fits:
-        raise damaged(name, f"an option such as {default!r}", brief(value))
+        raise damaged(name, f"an option such as {own!r}", brief(value))
 
 
-def check_moments(entries: Entries, parameter: Tensor, live: dict[str, Any] | None) -> None:
-    """Check that moments and counters belong to this parameter."""
-    names = set(entries.values)
-    begun = [needed for needed in _COMPLETE if names & needed - {"step"}]
-    if begun and not any(needed <= names for needed in begun):
-        raise ValueError(f"{entries.name} must hold {sorted(begun[0])}, got {sorted(map(str, names))}")
-    if live and set(live) != names:
-        raise ValueError(f"{entries.name} must hold {sorted(live)}, got {sorted(map(str, names))}")
+def check_moments(entries: Entries, live: dict[str, Any] | None, other: dict[str, Any]) -> None:
+    """Check that moments and counters are such as this parameter's are, or those of another one, and finite."""
+    like = live or other
+    if set(entries.values) != set(like):
+        raise ValueError(f"{entries.name} must hold {sorted(like)}, got {sorted(map(str, entries.values))}")
     for name, value in entries.values.items():
-        low = 0.0 if name in _NOT_NEGATIVE else -math.inf
-        if name in _LIKE_PARAMETER and not (name == "momentum_buffer" and value is None):
-            check_array(entries.path(name), value, tuple(parameter.shape), parameter.dtype, low=low)
-        elif isinstance(value, Tensor):
-            if name == "step" and not value.is_floating_point():
-                raise entries.damaged(name, "a number of steps", brief(value))
-            check_array(entries.path(name), value, () if name == "step" else tuple(value.shape), value.dtype, low=low)
-        elif name == "step" and entries.number(name, 0, 2**63 - 1) != int(value):
-            raise entries.damaged(name, "a number of steps", brief(value))
-
-
-def negative(value: Any) -> bool:
-    """Whether this is a number below 0 or an infinite one."""
-    return is_number(value) and (value < 0 or math.isinf(value))
+        low, own = 0.0 if name in _NOT_NEGATIVE else -math.inf, like[name]
+        if isinstance(value, Tensor) and (isinstance(own, Tensor) or own is None):
+            of = value if own is None or not live else own
+            check_array(entries.path(name), value, tuple(of.shape), of.dtype, low=low)
+        elif is_number(own):
+            entries.number(name, low, 2**63 - 1)
+        elif type(value) is not type(own) and not (name == "momentum_buffer" and value is None):
+            raise entries.damaged(name, f"{type(own).__name__}", brief(value))
 
 
 def packed(own: dict[str, Any]) -> bytes:

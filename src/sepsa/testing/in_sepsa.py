@@ -51,7 +51,7 @@ def started(case: Case) -> tuple[nn.Sequential, SepSA[Any], Tensor, Tensor]:
     """A network and a SepSA that have learned three batches, and the data."""
     with torch.random.fork_rng(devices=[]):
         model, x, y = model_and_data(case)
-        optimizer: SepSA[Any] = SepSA(model, torch.optim.Adam, solver=case.make(), lr=0.01, anneal=True)
+        optimizer: SepSA[Any] = SepSA(model, torch.optim.Adam, solver=case.make(), lr=0.01)
     for i in range(3):
         optimizer.learn(x[20 * i :][:20], y[20 * i :][:20])
     return model, optimizer, x, y
@@ -122,7 +122,7 @@ def other_dtypes_are_followed(case: Case) -> None:
         model.to(dtype)
         with torch.random.fork_rng(devices=[]):
             again = model_and_data(case)[0].to(dtype)
-            twin: SepSA[Any] = SepSA(again, torch.optim.Adam, solver=case.make(), lr=1.0, anneal=True)
+            twin: SepSA[Any] = SepSA(again, torch.optim.Adam, solver=case.make(), lr=1.0)
         again.load_state_dict(model.state_dict())
         twin.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # torch's own loader shares the moments
         before = snapshot(optimizer.solver)

@@ -62,11 +62,8 @@ class Backend(HoldsState, Protocol):
 
     def learn(
         self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float, plain: bool = False
-    ) -> Tensor | None:
-        """Learn samples completely or not at all; `plain`, where `is_plain` has said so.
-
-        Returns Φ (n, p), each row scaled by the root of its weight, until the next call; None: they are not finite.
-        """
+    ) -> bool:
+        """Learn samples completely; False where a value is not finite. `plain`: `is_plain` has said so."""
         ...
 
     def checkpoint(self) -> Any:
@@ -152,8 +149,6 @@ TABLE: dict[str, tuple[BackendRow, ...]] = {
         BackendRow("graph", "recorded_cross_entropy:GraphBackend", _on_cuda),
         BackendRow("torch", "torch_cross_entropy:TorchBackend", _always),
     ),
-    # One pass over the logits of a chunk instead of five: 4 ms of a step of 40 with 50,304 classes.
-    "many classes": (BackendRow("triton", "triton.residuals", _has_kernels), BackendRow("torch", "", _always)),
     # Captured steps: one program holds all rows of a few columns of Z in registers, up to 1,024 of them, and those of
     # the coordinates that get their ridge back; a block of 64 samples is solved in two halves of 32.
     "captured least squares": (

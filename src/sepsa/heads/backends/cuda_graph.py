@@ -158,7 +158,7 @@ class GraphBackend(TorchBackend):
 
     def learn(
         self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float, plain: bool = False
-    ) -> Tensor | None:
+    ) -> bool:
         """Learn samples by a recording where there is one."""
         self._updates += 1
         n, k = features.numel() // self.linear.in_features, self.linear.in_features
@@ -169,9 +169,7 @@ class GraphBackend(TorchBackend):
         recording.Y.copy_(targets.detach().reshape(n, -1))
         with torch.cuda.device(self.prior.device), DeferredInterrupt():
             learned = self._replay(recording, n, forgetting)
-        if learned is None:
-            return self.learn_rows(recording.Phi, recording.Y, float(n), forgetting)
-        return recording.Phi if learned else None
+        return self.learn_rows(recording.Phi, recording.Y, float(n), forgetting) if learned is None else learned
 
     def _replay(self, recording: RecordedUpdate, n: int, lam: float) -> bool | None:
         """Learn what the recording holds. False: not finite; None: another route must learn it."""

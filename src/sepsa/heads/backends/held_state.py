@@ -17,7 +17,6 @@ from sepsa.heads.base.checks import own_parameters
 from sepsa.heads.base.head import OwnsHead
 from sepsa.heads.base.parameters import commit, follow, ridges, store
 from sepsa.heads.math import evidence
-from sepsa.heads.math.anneal import annealed_forgetting, ridge_weight
 from sepsa.heads.math.evidence import Choice
 from sepsa.heads.math.least_squares import PENDING, SAMPLES, STEPS, LeastSquaresState
 from sepsa.heads.math.ridge import BiasRidge
@@ -34,11 +33,9 @@ class HeldByBackend(OwnsHead):
     noise_factor: float
     forgetting: float
     forgets = True  # in the next update; see `sepsa.heads.Forgets`
-    _ratio = 1.0  # of `anneal`
     _problem: Problem
     _initial: Tensor  # (m, p): the head at `bind`
     _choice: Choice  # the ridge and the prior in use
-    _epoch: int | None = None  # of `anneal`
     _looked = -1  # the number of updates when evidence last looked at the ridge
 
     def _problem_for(self, linear: nn.Linear, choice: Choice) -> Problem:
@@ -81,13 +78,11 @@ class HeldByBackend(OwnsHead):
         if self._captured is not None and self._backend is self._captured and self.ridge == "evidence":
             known, steps = self._captured.known
             self._captured.counters, self._captured.known = counters, (float(counters[SAMPLES]), int(counters[STEPS]))
-            self._choose_ridge(known, steps, self._annealed)
+            self._choose_ridge(known, steps, self.forgetting)
             state, counters = self._backend.read()
         if self._problem.prior.device != device:
             state = state.map(lambda part: part.to(device))
-            problem = self._problem_for(self._problem.linear, self._choice)
-            problem.ridge.copy_(self._problem.ridge)  # which annealing may have raised
-            self._continue(problem, state, counters)
+            self._continue(self._problem_for(self._problem.linear, self._choice), state, counters)
         return state, counters
 
     def _case(self, rows: int) -> UpdateSize:
@@ -167,38 +162,6 @@ class HeldByBackend(OwnsHead):
 
     # ------------------------------------------------------------------ forgetting and the ridge
 
-    def _forgetting(self, backend: Any) -> float:
-        """The forgetting of the next update, for which the ridge gets its weight."""
-        if self._epoch is not None:
-            self._weigh_ridge(backend.counters)
-        if not self.forgets:
-            return 1.0
-        return self.forgetting if self._ratio == 1.0 else self._annealed
-
-    @property
-    def _annealed(self) -> float:
-        """The forgetting at the present learning rate of the body."""
-        return annealed_forgetting(self.forgetting, self._ratio)
-
-    def anneal(self, ratio: float, samples_per_epoch: int | None = None) -> None:
-        """Remember ratio^-2 times as many updates: the forgetting becomes 1 - (1 - `forgetting`) * ratio^2.
-
-        Where samples repeat, the head then remembers each of them several times. The ridge, as it is restored, becomes
-        that many times as large, so that it keeps its weight beside the samples.
-
-        Args:
-            ratio: The body's learning rate over its peak, in (0, 1].
-            samples_per_epoch: Number of samples after which they come again; None where they do not.
-        """
-        self._ratio, self._epoch = ratio, samples_per_epoch
-
-    def _weigh_ridge(self, counters: Counters) -> None:
-        """Multiply ridges that a number fixes by how often the head remembers each sample, if that is above 1."""
-        if self._epoch is not None and self.ridge != "evidence":
-            linear, prior, _ = self._problem
-            each = ridges(linear, self._choice.ridge, self.bias_ridge, prior)
-            self._backend.penalize(prior, each * ridge_weight(float(counters[SAMPLES]) / self._epoch))
-
     def _choose_ridge(self, known: float, earlier: int, lam: float) -> None:
         """Take the ridge and the prior of the largest evidence where that is due: after update number `earlier`, before
         which the head remembered `known` samples.
@@ -213,9 +176,7 @@ class HeldByBackend(OwnsHead):
         """Take the ridge and the prior of the largest evidence; the head remembers this many samples."""
         (state, counters), (linear, prior, _) = self._backend.read(), self._problem
         choice, kappa = self._choice, self.noise_factor
-        r = evidence.mean_weight(self._annealed, int(counters[STEPS]))
-        if self._epoch is not None:
-            kappa *= ridge_weight(samples / self._epoch)
+        r = evidence.mean_weight(self.forgetting, int(counters[STEPS]))
         with torch.autocast(prior.device.type, enabled=False):
             for _ in range(evidence.ROUNDS):
                 found = evidence.best_choice(state, self._initial, choice, samples, r, kappa, linear.bias is not None)
@@ -245,8 +206,7 @@ class HeldByBackend(OwnsHead):
         captured.known = float(counters[SAMPLES]), int(counters[STEPS])
         self._captured = self._backend = captured
         self._place = ()
-        self._weigh_ridge(counters)
-        return *captured.place, *captured.forget(self._annealed)
+        return *captured.place, *captured.forget(self.forgetting)
 
     @torch.no_grad()
     def update_captured(self, features: Tensor, targets: Tensor) -> Tensor:
@@ -274,7 +234,7 @@ class HeldByBackend(OwnsHead):
         """
         if self.ridge != "evidence" or self._captured is None:
             return None
-        return evidence.updates_until(self._captured.known[0], rows, self._annealed)
+        return evidence.updates_until(self._captured.known[0], rows, self.forgetting)
 
     @torch.no_grad()
     def finish_captured(self) -> None:

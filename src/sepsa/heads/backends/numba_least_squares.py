@@ -98,7 +98,7 @@ class NumbaBackend(TorchBackend):
 
     def learn(
         self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float, plain: bool = False
-    ) -> Tensor | None:
+    ) -> bool:
         """Learn samples in one compiled call; those too large for its products by torch."""
         block, x, y, total = self.given(features, targets, sample_weight, plain)
         self.lam_error[0, 0] = forgetting
@@ -131,11 +131,11 @@ class NumbaBackend(TorchBackend):
             and not (features.is_neg() or targets.is_neg() or torch.is_inference_mode_enabled())
         )
 
-    def _after(self, outcome: int, block: Block, total: float, forgetting: float) -> Tensor | None:
-        """Φ as learned; what was too large for the kernel is learned now."""
+    def _after(self, outcome: int, block: Block, total: float, forgetting: float) -> bool:
+        """Whether samples were learned; what was too large for the kernel is learned now."""
         if outcome == TOO_LARGE:
             return self.learn_rows(block.Phi, block.Y, total, forgetting)
-        return block.Phi if outcome == LEARNED else None
+        return outcome == LEARNED
 
     @staticmethod
     def learn_together(
@@ -144,10 +144,10 @@ class NumbaBackend(TorchBackend):
         targets: Tensor,
         sample_weight: Tensor | None,
         lam_error: Any,
-    ) -> list[Tensor | None]:
+    ) -> list[bool]:
         """Let heads of one shape learn the same samples in one compiled call, `lam_error` as in `update`.
 
-        Returns Φ for each, or None where it is not finite. Autograd is not told.
+        Returns for each whether it has learned. Autograd is not told.
         """
         first = backends[0]
         block, x, y, total = first.given(features, targets, sample_weight)

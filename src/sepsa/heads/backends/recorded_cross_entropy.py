@@ -58,7 +58,6 @@ class RecordedBlocks(HeadMemory):
     def __init__(self, linear: nn.Linear, state: CrossEntropyState) -> None:
         self.now = state.copy()
         super().__init__(linear, self.now.W)
-        self.previous = torch.empty_like(self.now.W)  # W before the last block
         self.flags = torch.empty(2, dtype=torch.float64).pin_memory()
         self.seen: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self.version = self.weight[:0]  # a write to it tells autograd that the weight has changed
@@ -127,7 +126,6 @@ class RecordedBlocks(HeadMemory):
 
         def finish(now: CrossEntropyState, block: LargeBlock, good: Tensor) -> None:
             new, old = finish_large(now, block), now._replace(W=block.W)
-            self.previous.copy_(block.W)
             for name in _UPDATED:
                 torch.where(good, getattr(new, name), getattr(old, name), out=getattr(now, name))
             parameters.store(linear, now.W.to(kind.settings.head_dtype))
@@ -172,4 +170,4 @@ class GraphBackend(TorchBackend):
             memory = self.memory = RecordedBlocks(self.linear, state)
         shape = (targets.numel() // n,) if targets.is_floating_point() else ()
         kind = Kind(n, features.dtype, shape, targets.dtype, settings)
-        return Learned(memory.now, memory.previous) if memory.learn(state, features, targets, kind) else None
+        return Learned(memory.now) if memory.learn(state, features, targets, kind) else None

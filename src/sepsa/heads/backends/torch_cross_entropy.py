@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -10,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads.backends import many_classes
 from sepsa.heads.base import parameters
 from sepsa.heads.math.cross_entropy import (
     CrossEntropyState,
@@ -46,7 +44,6 @@ class Learned(NamedTuple):
     """What an update has computed. Where it is not finite, nothing may be kept."""
 
     state: CrossEntropyState
-    before: Tensor  # W (K, p) before the update
     head: Tensor | None = None  # the weights that the head gets; None: it has them already
     finite: bool = True
 
@@ -58,7 +55,6 @@ class TorchBackend:
 
     def __init__(self, linear: nn.Linear) -> None:
         self.linear = linear
-        self.bounds: many_classes.Bounds | None = None  # of the state after a block of many classes
 
     def owns(self, state: CrossEntropyState) -> bool:
         """Whether later updates write into the tensors of this state."""
@@ -68,10 +64,6 @@ class TorchBackend:
         """The state after an update, of which nothing is stored; a backend with recordings may store it."""
         features, targets, sample_weight, settings, updates = samples
         linear = self.linear
-        if many_classes.serves(linear, features, targets, settings.label_smoothing):
-            in_chunks = self._learn_chunks(state, samples)
-            if in_chunks is not None:
-                return in_chunks
         with torch.autocast(linear.weight.device.type, enabled=False):
             before = parameters.follow(linear, state.W)
             large = is_large(before.shape[1], samples.rows)
@@ -83,50 +75,17 @@ class TorchBackend:
                         block, *flags = look_large(with_A, before, rows, labels, sample_weight, settings)
                     finite, lost = torch.stack(flags).tolist()
                     if not lost:
-                        return self._learned(finish_large(with_A, block), before, finite)
+                        return self._learned(finish_large(with_A, block), finite)
             rows, state = Phi.to(before.dtype), with_root(state)
             new, *flags = learned(state, before, rows, labels, sample_weight, settings)
             finite, too_large = torch.stack(flags).tolist()
             if too_large:
                 new, *flags = learned(state, before, rows, labels, sample_weight, settings, by_qr=True)
                 finite = bool(flags[0])
-            return self._learned(new, before, finite)
+            return self._learned(new, finite)
 
-    def _learned(self, new: CrossEntropyState, before: Tensor, finite: bool) -> Learned:
-        return Learned(new, before, new.W.to(self.linear.weight.dtype), finite)
-
-    def _learn_chunks(self, state: CrossEntropyState, samples: Samples) -> Learned | None:
-        """`learn` for samples that `many_classes` serves; None where digits would be lost."""
-        features, targets, sample_weight, settings, _ = samples
-        linear, old = self.linear, state
-        peak, size, low, high, moved = many_classes.seen(linear, state.W, features, targets)
-        if not math.isfinite(peak + size) or low < 0 or high >= linear.out_features:
-            return Learned(state, state.W, state.W, finite=False)
-        if max(peak, size) > many_classes.MOST:
-            return None
-        with torch.autocast("cuda", enabled=False):
-            state, labels, n = with_curvature(state), targets.detach().reshape(-1).long(), targets.numel()
-            W = parameters.follow(linear, state.W) if moved else state.W
-            weight = state.weights[labels] if settings.weighted else None
-            if sample_weight is not None:
-                each = sample_weight.detach().reshape(-1)
-                weight = each if weight is None else each * weight
-            known = self.bounds
-            if known is None or known.state is not old:
-                known = many_classes.bounds_of(state)
-            bounds = many_classes.grown(known, float(n) if weight is None else float(weight.sum()), peak, len(W))
-            with product_precision(W.new_empty(0, dtype=torch.float32)):
-                sums = many_classes.sums_of(linear, W, features, labels, weight)
-            new, lost = many_classes.learned(state, W, sums, n, settings.forgetting)
-            result = self._learned(new, W, finite=True)
-            sure = many_classes.certain(bounds, peak, size, W.shape[1]) and linear.weight.dtype != torch.float16
-            if not sure:
-                if bool(lost):
-                    return None
-                assert result.head is not None
-                result = result._replace(finite=bool(result.head.isfinite().all()))
-        self.bounds = bounds._replace(state=new)
-        return result
+    def _learned(self, new: CrossEntropyState, finite: bool) -> Learned:
+        return Learned(new, new.W.to(self.linear.weight.dtype), finite)
 
 
 def block_rows(linear: nn.Linear, features: Tensor, dtype: torch.dtype, large: bool) -> Tensor:

@@ -35,23 +35,23 @@ class TorchBackend(Backend):
 
     def learn(
         self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float, plain: bool = False
-    ) -> Tensor | None:
+    ) -> bool:
         """Learn samples, as `Backend.learn` says."""
         rows = samples(self.linear, features, targets, sample_weight, self.prior.dtype)
         return self.learn_rows(*rows, forgetting)
 
-    def learn_rows(self, Phi: Tensor, Y: Tensor, total: float, forgetting: float) -> Tensor | None:
-        """Learn the rows Φ (n, p) and Y (n, m), of weight `total`. Returns Φ; None: they are not finite."""
+    def learn_rows(self, Phi: Tensor, Y: Tensor, total: float, forgetting: float) -> bool:
+        """Learn the rows Φ (n, p) and Y (n, m), of weight `total`. False: they are not finite."""
         state, counters = self.read()
         with torch.no_grad(), torch.autocast(self.prior.device.type, enabled=False):
             state = state._replace(W=follow(self.linear, state.W))
             settings = forgetting, self.ridge, self.prior, self.linear.weight.dtype
             learned = least_squares.learn(state, counters.tolist(), Phi, Y, total, *settings)
             if learned is None:
-                return None
+                return False
             new, numbers, head = learned
             self.take(new, np.array(numbers), head)
-        return Phi
+        return True
 
     def take(self, state: LeastSquaresState, counters: Counters, head: Tensor) -> None:
         """Make this the state, and `head` (m, p) the weights of the head."""

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads.base import parameters
+from sepsa.heads.base import health, parameters
 from sepsa.heads.base.checks import bias_setting, check_rows, ridge_setting
 from sepsa.heads.base.head import OwnsHead
-from sepsa.heads.base.state_checks import check_root, read_ridges, read_solver
-from sepsa.heads.math.anneal import annealed_ridge
+from sepsa.heads.base.state_checks import check_regular, read_ridges, read_solver
 from sepsa.heads.math.cross_entropy import (
     CrossEntropyState,
     each_curvature,
@@ -44,8 +43,7 @@ class NewtonHead(OwnsHead):
     forgets = True  # in the next update; see `sepsa.heads.Forgets`
     settings: ClassVar[tuple[str, ...]]  # arguments that a state keeps, beside the ridges
     _state: CrossEntropyState
-    _replaced = ("_state", "_previous", "_updates", "ridge", "_annealed")
-    _annealed = (1.0, 1.0)  # the ratio of `anneal` and that for which the state has the ridge
+    _replaced = ("_state", "_updates", "ridge")
     _updates: int | None = None  # the state's, where the host knows them without waiting for the device
 
     def __init__(self, ridge: float, forgetting: float, bias_ridge: float | Literal["ridge"] | None) -> None:
@@ -59,7 +57,6 @@ class NewtonHead(OwnsHead):
             )
         self.forgetting = in_range("forgetting", forgetting, 0.0, 1.0)
         self.bias_ridge = bias_setting(bias_ridge)
-        self._previous: Tensor | None = None  # where the last update started, for health alone
 
     @abstractmethod
     def _derived(self, linear: nn.Linear, W: Tensor) -> dict[str, Tensor]:
@@ -96,7 +93,7 @@ class NewtonHead(OwnsHead):
         linear = self._head()
         device = linear.weight.device
         if self._state.T.device != device:
-            self._assign(_state=self._state.to(device), _previous=None)
+            self._assign(_state=self._state.to(device))
         return linear
 
     def _ready(self) -> nn.Linear:
@@ -117,55 +114,12 @@ class NewtonHead(OwnsHead):
         None where that would lose digits.
         """
         old = self._ready()
-        state = with_ridge(self._state, self._ridges_now(old, self._state.W, ridge))
+        state = with_ridge(self._state, self._ridges(old, self._state.W, ridge))
         if state is None:
             return None
         other = copy.copy(self)
         other.linear, other.ridge, other._state = linear, ridge, state.copy()  # recordings write into W
         return other
-
-    @torch.no_grad()
-    def raise_ridge(self, ridge: float) -> None:
-        """Make the ridge larger, and let it stay from now on.
-
-        Args:
-            ridge: The new ridge, at least the present one.
-
-        Raises:
-            ValueError: It is smaller than the present ridge.
-        """
-        linear = self._ready()
-        if not ridge_setting(ridge) >= self.ridge:
-            raise ValueError(f"ridge must be at least the present one, {self.ridge:g}, got {ridge:g}")
-        larger = with_ridge(self._state, self._ridges_now(linear, self._state.W, ridge))
-        if larger is not None:  # else the ridge is too small to be seen in the curvature, and stays
-            self._assign(_state=larger, ridge=float(ridge))
-
-    @torch.no_grad()
-    def anneal(self, ratio: float, samples_per_epoch: int | None = None) -> None:
-        """Give the curvature the ridge `ridge` * ratio^-3, as `raise_ridge` does; a larger ratio takes it back.
-
-        Args:
-            ratio: The body's learning rate over its peak, in (0, 1].
-            samples_per_epoch: Not used: the ridge grows whether samples repeat or not.
-        """
-        asked, applied = self._annealed
-        if ratio == asked:
-            return
-        linear = self._located()
-        ridge = self._ridges(linear, self._state.W, annealed_ridge(self.ridge, ratio))
-        state = with_ridge(self._state, ridge, raises=ratio < applied)
-        if state is None:  # digits would be lost: the present ridge stays until another ratio is asked for
-            self._annealed = ratio, applied
-            return
-        if ratio < applied:  # what is added pulls towards the present weights
-            share, W = self._state.ridge / ridge, self._state.W
-            state = state._replace(prior=W + share * (state.prior - W))
-        self._assign(_state=state, _annealed=(ratio, ratio))
-
-    def _ridges_now(self, linear: nn.Linear, W: Tensor, ridge: float) -> Tensor:
-        """The `ridge` (p,) of a state for this setting, annealed as the state is."""
-        return self._ridges(linear, W, annealed_ridge(ridge, self._annealed[1]))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the settings, without the head's weights, which are in the `nn.Linear`."""
@@ -175,7 +129,7 @@ class NewtonHead(OwnsHead):
             value = getattr(self, name)
             state[name] = list(value) if isinstance(value, list) else value
         state["ridges"] = [self.ridge, self.bias_ridge]
-        return state if self._annealed == (1.0, 1.0) else state | {"annealed": list(self._annealed)}
+        return state
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -188,25 +142,20 @@ class NewtonHead(OwnsHead):
             ValueError: An entry is missing or wrong; the message names it and nothing changed.
         """
         linear, old = self._ready(), self._state
-        if isinstance(state_dict, dict):
-            state_dict = {"annealed": [1.0, 1.0]} | state_dict  # which a head that has not annealed does not save
-        saved = read_solver(type(self).__name__, state_dict, {*KEYS, *self.settings, "annealed"})
+        saved = read_solver(type(self).__name__, state_dict, {*KEYS, *self.settings})
         ridge, bias_ridge = read_ridges(saved.path("ridges"), saved["ridges"])
         kind: Any = type(self)
         with schema.settings("state_dict"):
             fresh = kind(ridge=ridge, bias_ridge=bias_ridge, **{name: saved[name] for name in self.settings})
-            ratios = saved.items("annealed", 2)
-            fresh._annealed = in_range("annealed", ratios[0], 0.0, 1.0), in_range("annealed", ratios[1], 0.0, 1.0)
             derived = fresh._derived(linear, old.W)
         tensors = {
             key: saved.tensor(key, tuple(was.shape), was.dtype, linear.weight.device)
             for key, was in ((key, getattr(old, key)) for key in KEYS)
         }
         state = CrossEntropyState(**tensors, **derived)
-        for part in each_curvature(state):
-            check_consistent(saved, part)
-        settings = {name: getattr(fresh, name) for name in (*self.settings, "ridge", "bias_ridge", "_annealed")}
-        self._assign(**settings, _state=state, _previous=None, _updates=None)
+        check_values(saved, state)
+        settings = {name: getattr(fresh, name) for name in (*self.settings, "ridge", "bias_ridge")}
+        self._assign(**settings, _state=state, _updates=None)
 
     @property
     def steps(self) -> int:
@@ -243,22 +192,14 @@ class NewtonHead(OwnsHead):
           sample had a component in some direction; there only the ridge determines the weights.
         - `effective_samples`: about how many samples the curvature remembers, an eighth of those seen or fewer by
           `forgetting`.
-        - `last_step`: norm of the weights' change in the last update. It should fall during training; if it does not,
-          lower the body's learning rate. NaN before the first update and after a captured one.
         - `dead_features`: number of features that were zero in all samples remembered: make the body narrower.
 
         With a curvature for each output, each number is that of the output where it is worst.
         """
         self._ready()
         state = self._state
-        roots = torch.linalg.svdvals(state.T)  # of B's eigenvalues, the largest first
-        return {
-            "condition": float((roots[..., 0] / roots[..., -1]).max()) ** 2,
-            "smallest_eigenvalue": 1 / float(roots[..., 0].max()) ** 2,
-            "effective_samples": min(effective_samples(part, self.forgetting) for part in each_curvature(state)),
-            "last_step": self._last_step(),
-            "dead_features": float((state.T.square().sum(-2) * state.ridge_left > 1 - 1e-9).sum(-1).max()),
-        }
+        samples = min(effective_samples(part, self.forgetting) for part in each_curvature(state))
+        return health.report(state.T, state.ridge_left, samples)
 
     @torch.no_grad()
     def predict_proba(self, features: Tensor) -> Tensor:
@@ -296,10 +237,6 @@ class NewtonHead(OwnsHead):
             return mean
         return Posterior(mean, parameters.as_outputs(self._head(), features, self._deviation(Phi)))
 
-    def _last_step(self) -> float:
-        """The norm of the weights' change in the last update, for `health`."""
-        return math.nan if self._previous is None else float(torch.linalg.vector_norm(self._state.W - self._previous))
-
     def _words(self, more: str) -> str:
         """`__repr__` with what is particular to the kind of head."""
         more = parameters.bias_words(self.bias_ridge) + more + self._shape_words()
@@ -312,19 +249,15 @@ class NewtonHead(OwnsHead):
         return Phi, parameters.as_outputs(linear, features, Phi @ W.T)
 
 
-def check_consistent(saved: Entries, state: CrossEntropyState) -> None:
-    """Raise an error for tensors that no sequence of updates can produce."""
-    p = len(state.T)
-    updates, seen, cursor = state.counters.tolist()
-    counts = updates == int(updates) >= 0 and cursor == int(cursor) and 0 <= cursor < p
-    if not counts or seen < 0 or (seen > 0 and not updates):
-        raise saved.damaged("counters", f"[updates, samples, a coordinate below {p}]", state.counters.tolist())
-    if not bool((state.shares > 0).all()):
-        raise saved.damaged("shares", "positive", float(state.shares.min()))
-    left, ridge = state.ridge_left, float(state.ridge[0])
-    if not bool(((left > 0) & (left <= state.ridge * (1 + 1e-6))).all()):
-        raise saved.damaged("ridge_left", f"in (0, {ridge:g}]", f"{float(left.min()):g} to {float(left.max()):g}")
-    check_root(saved, "T", state.T, left)
+def check_values(saved: Entries, state: CrossEntropyState) -> None:
+    """Raise an error for values of a saved state with which no update computes."""
+    counters = state.counters
+    if bool((counters < 0).any()) or bool((counters[..., 2] >= state.T.shape[-1]).any()):
+        raise saved.damaged("counters", "at least 0, the third below the number of features", counters.tolist())
+    for key in ("shares", "ridge_left"):
+        if not bool((saved[key] > 0).all()):
+            raise saved.damaged(key, "positive", float(saved[key].min()))
+    check_regular(saved, "T", state.T)
 
 
 def weights_setting(name: str, values: Sequence[float] | Tensor | None, of: str) -> list[float] | None:

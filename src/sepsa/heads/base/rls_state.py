@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
-from sepsa.heads.base.parameters import ridges
-from sepsa.heads.base.state_checks import check_positive_definite, check_root, read_ridges, read_solver
-from sepsa.heads.math.anneal import FLOOR, MEMORY
+from sepsa.heads.base.state_checks import check_positive_definite, check_regular, read_ridges, read_solver
 from sepsa.heads.math.least_squares import LeastSquaresState
 from sepsa.heads.math.ridge import BiasRidge
-from sepsa.restoration import LEAST_SHARE
 from sepsa.states.schema import Entries
 from sepsa.states.schema import settings as named
 from sepsa.validation import in_range
@@ -24,8 +21,6 @@ if TYPE_CHECKING:
 MOST_STEPS = 2**53  # beyond, a float64 cannot count
 _ROOT = ("T", "W", "H", "energy", "left")
 _COUNTERS = ("steps", "samples", "cursor", "pending", "growth")  # in the order of their places
-_ROUNDING = 1e-5  # by which a share of the ridge may be outside its bounds
-_MOST_RIDGE = 2 * FLOOR**-MEMORY  # times its setting that it may be where samples repeat and the head anneals
 
 
 class RLSSettings(NamedTuple):
@@ -63,7 +58,9 @@ def read_root(
     }
     each, by_evidence = state["ridges"], None
     if isinstance(each, (list, tuple)) and len(each) == 4:
-        each, by_evidence = each[:2], read_choice(state.items("ridges", 4))
+        with named(state.path("ridges")):
+            by_evidence = in_range("noise_factor", each[2], 0.0, math.inf), Entries("", each).number(3, 0.0, 1.0)
+        each = each[:2]
     both = read_ridges("state_dict['ridges']", each)
     with named(state.path("forgetting")):
         forgetting = in_range("forgetting", state["forgetting"], 0.0, 1.0)
@@ -74,21 +71,11 @@ def read_root(
         check_positive_definite(state, "H", H)
     if bool((energy < -1e-6 * (1 + energy.abs().max())).any()):
         raise state.damaged("energy", "at least 0", float(energy.min()))
-    left, full = tensors["left"], ridges(linear, settings.ridge, settings.bias_ridge, like)
-    low, high = float((left / full).min()), float((left / full).max())
-    if not (low >= LEAST_SHARE - _ROUNDING and high <= _MOST_RIDGE):  # forgetting may have been below 1 before
-        expected = f"between {LEAST_SHARE:g} and {_MOST_RIDGE:g} times the ridge {settings.ridge:g}"
-        raise state.damaged("left", expected, f"{low:g} to {high:g} of it")
-    check_root(state, "T", tensors["T"], left if H is None else torch.zeros_like(left))
+    left = tensors["left"]
+    if not bool((left > 0).all()):
+        raise state.damaged("left", "positive", float(left.min()))
+    check_regular(state, "T", tensors["T"])
     return LeastSquaresState(tensors["T"], tensors["W"], H, energy, left), counters, settings
-
-
-def read_choice(each: Entries) -> tuple[float, float]:
-    """What `RLSSettings.by_evidence` has, after the ridge and that of the bias."""
-    factor, scale = each.number(2, 0.0), each.number(3, 0.0, 1.0)
-    if not factor > 0:
-        raise each.damaged(2, "above 0", factor)
-    return factor, scale
 
 
 def read_counters(state: Entries, p: int) -> NDArray[np.float64]:
@@ -98,8 +85,4 @@ def read_counters(state: Entries, p: int) -> NDArray[np.float64]:
     cursor = state.integer("cursor", 0, p - 1)
     if (pending == 0) != (state["H"] is None):
         raise state.damaged("H", f"{'a tensor' if pending else 'None'} with {pending} pending", "the other")
-    if pending > steps or (growth > 0 and not pending):
-        raise state.damaged("pending", f"consistent with {steps} steps and growth {growth:g}", pending)
-    if steps == 0 and samples > 0:
-        raise state.damaged("samples", "0 before the first update", samples)
     return np.array([steps, samples, cursor, pending, growth], np.float64)

@@ -1,4 +1,4 @@
-"""Checks of saved states that several head solvers share: ridges, and matrices that updates can produce."""
+"""Checks of saved states that several head solvers share: ridges, and matrices that have a factor."""
 
 from __future__ import annotations
 
@@ -40,15 +40,7 @@ def check_positive_definite(state: Entries, key: str, value: Tensor) -> None:
         raise state.damaged(key, "positive definite", "a matrix without a Cholesky factor")
 
 
-def check_root(state: Entries, key: str, value: Tensor, ridge_left: Tensor) -> None:
-    """Check that T (p, p) is a root of an inverse curvature: TᵀT is regular and at most 1/ridge_left (p,)."""
-    squares = value.square()
-    if not bool((squares.sum(0) > 0).all() & (squares.sum(1) > 0).all()):
-        raise state.damaged(key, "a regular matrix", "a row or column of zeros")
-    if len(value) <= FACTORIZED:
-        pivots = torch.linalg.lu_factor_ex(value).LU.diagonal().abs()
-        low, high = float(pivots.min()), float(pivots.max())
-        if not low > torch.finfo(value.dtype).eps * high:
-            raise state.damaged(key, "a regular matrix", f"pivots from {low:g} to {high:g}")
-    if bool((squares.sum(0) * ridge_left > 1.01).any()):
-        raise state.damaged(key, "the root of an inverse curvature of at least the ridge", "a larger matrix")
+def check_regular(state: Entries, key: str, value: Tensor) -> None:
+    """Check that a matrix, or each of several (..., p, p), has an inverse."""
+    if value.shape[-1] <= FACTORIZED and bool(torch.linalg.lu_factor_ex(value).info.any()):
+        raise state.damaged(key, "a regular matrix", "a singular one")

@@ -33,7 +33,7 @@ from torch import Tensor
 from sepsa.heads.math.least_squares import PRODUCT_LIMIT, add_by_qr, andrews, copies, identity, root_of, triangular
 from sepsa.heads.math.ridge import coordinates, due, lacking, next_cursor
 
-FADE = 7.0  # how many old samples a new one replaces in the curvature; benchmarks/softmax_newton.py compares
+FADE = 7.0  # how many old samples a new one replaces in the curvature
 # The least squared pivot of a curvature of unit diagonal that is formed as sums of samples of this dtype.
 LOST_DIGITS = {torch.float64: 1e-10, torch.float32: 1e-5}
 SMALL, LARGE = 64, 3  # of more than 64 columns, a block of p/3 samples is large; docs/performance.md
@@ -88,7 +88,6 @@ class UpdateSettings(NamedTuple):
     forgetting: float
     label_smoothing: float
     head_dtype: torch.dtype  # of the head's own weights
-    weighted: bool = False  # whether a class has another weight than 1
 
 
 def learned(
@@ -316,18 +315,15 @@ def with_curvature(state: CrossEntropyState) -> CrossEntropyState:
     return state._replace(A=R.mT @ R)
 
 
-def with_ridge(state: CrossEntropyState, ridge: Tensor, raises: bool = False) -> CrossEntropyState | None:
+def with_ridge(state: CrossEntropyState, ridge: Tensor) -> CrossEntropyState | None:
     """The state with another ridge (p,) of A, of which each coordinate has the share that it had of the old one.
 
-    None where that would lose digits. State may be of several outputs, each with its own T. A state that has A keeps
-    it where the caller knows that this `raises` the ridge, which loses none; the host then waits for nothing.
+    None where that would lose digits. State may be of several outputs, each with its own T.
     """
     share = state.ridge_left / state.ridge
     A = with_curvature(state).A
     assert A is not None
     A = A + torch.diag_embed((ridge - state.ridge) * share)
-    if raises and state.A is not None:
-        return state._replace(ridge_left=ridge * share, ridge=ridge, A=A)
     T, least = inverse_root(A)
     if not bool(least > LOST_DIGITS[torch.float64]):
         return None
