@@ -16,12 +16,10 @@ RATE = 25_000  # megabytes a second: 200 Gbit/s a rank
 
 
 def megabytes(p: int) -> dict[str, float]:
-    row, r = 4 * (p - 1 + OUTPUTS), p + OUTPUTS
+    row = 4 * (p - 1 + OUTPUTS)
     return {
         "8 ranks, rows received": 7 * ROWS * row / 1e6,
         "1,024 ranks, rows received": 1023 * ROWS * row / 1e6,
-        "8 ranks, moments received": 3 * 8 * r * r / 1e6,
-        "1,024 ranks, moments received": 10 * 8 * r * r / 1e6,
         "the body's all-reduce": 2 * 4 * BODY / 1e6,
     }
 

@@ -66,14 +66,13 @@ def state(model):
     return {name.removeprefix("module."): value.detach().clone() for name, value in model.state_dict().items()}
 
 
-def train(model, optimizer, data, loss_fn, decay=1.0):
+def train(model, optimizer, data, loss_fn):
     for x, y in data:
         with optimizer.observe(y):
             loss = loss_fn(model(x), y)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        optimizer.param_groups[0]["lr"] *= decay
 
 
 def even(rank, world, data):
@@ -108,11 +107,10 @@ def told(function, *arguments):
 # ---------------------------------------------------------------------- cases; one rank is one process without a group
 
 
-def solver(rank, world, folder, name="RLS", rows=ROWS, decay=1.0, of=slice(None)):
-    """Some steps; of many rows the moments are sent instead."""
+def solver(rank, world, folder, name="RLS", rows=ROWS, of=slice(None)):
     model, optimizer, run = start(world, SOLVERS[name](), seed=rank)  # DDP gives all the first rank's
     data = even(rank, world, batches(STEPS, rows, labels="Softmax" in name))[of]
-    train(run, optimizer, data, cross_entropy if "Softmax" in name else mse_loss, decay)
+    train(run, optimizer, data, cross_entropy if "Softmax" in name else mse_loss)
     return state(model)
 
 
@@ -176,7 +174,7 @@ class Interrupted(nn.Sequential):
 
 # The rank that fails, and how: in its samples, or before they reach the head.
 FAULTS = (
-    (1, "shape"), (0, "NaN"), (1, "before the forward"), (0, "inside the forward"), (1, "leave out"),
+    (0, "inside the forward"), (1, "shape"), (0, "NaN"), (1, "before the forward"), (1, "leave out"),
     (0, "before the forward"),
 )  # fmt: skip
 
@@ -254,23 +252,6 @@ def kinds(rank, world, folder):
     return {"said": [error_of(*each) for each in settings]}
 
 
-def lasts(world):
-    """How many batches each rank has: one has none, or less, and the last has all."""
-    return {2: [STEPS - 7, STEPS], 3: [0, STEPS - 5, STEPS]}[world]
-
-
-def joined(rank, world, folder):
-    """Ranks that run out of batches, one after the other."""
-    model, optimizer, ddp = start(world, RLS(forgetting=0.95))
-    data = even(rank, world, batches(STEPS))
-    with optimizer.join(ddp):
-        train(ddp, optimizer, data[: lasts(world)[rank]], mse_loss)
-    assert optimizer.solver.steps == STEPS
-    with optimizer.observe(data[0][1]):  # and all go on together
-        ddp(data[0][0])
-    return state(model)
-
-
 class TwoHeads(nn.Module):
     """With buffers, which DDP sends before each forward."""
 
@@ -288,34 +269,16 @@ class TwoHeads(nn.Module):
         return one, self.other(features)
 
 
-def joined_heads(rank, world, folder):
-    torch.manual_seed(0)
-    model = TwoHeads().double()
-    optimizer = build(model, [RLS(), SlimTik()], head=["one", "other"])
-    ddp = DistributedDataParallel(model)
-    with optimizer.join(ddp, divide_by_initial_world_size=False):
-        for k, (x, y) in enumerate(even(rank, world, batches(STEPS))[: lasts(world)[rank]]):
-            with ddp.no_sync() if k % 2 == 0 else contextlib.nullcontext():
-                with optimizer.observe((y, -y)):
-                    one, other = ddp(x)
-                (mse_loss(one, y) + mse_loss(other, -y)).backward()
-            if k % 2:
-                optimizer.step()
-                optimizer.zero_grad()
-    return {"steps": optimizer.solvers["one"].steps, **state(model)}
-
-
-def refused_joins(rank, world, folder):
+def in_join(rank, world, folder):
     """What all ranks refuse before they wait for each other."""
-    model, optimizer, ddp = start(world, RLS())
+    _, optimizer, ddp = start(world, RLS())
     x, y = even(rank, world, batches(1))[0]
 
-    def joined(join, *arguments):
-        with join(*arguments), contextlib.nullcontext() if arguments else optimizer.observe(y):
+    def joined():
+        with ddp.join(), optimizer.observe(y):
             ddp(x)
 
-    ways = (ddp.join,), *((optimizer.join, other) for other in (ddp, model, DistributedDataParallel(network())))
-    return {"said": [told(joined, *way)[1] for way in ways]}
+    return {"said": told(joined)[1]}
 
 
 def alone(rank, world, folder):
@@ -422,7 +385,7 @@ def captured(rank, world, folder):
 
 # What one process gives too.
 EXACT = {f"solver {name}": (solver, name) for name in SOLVERS if name != "LogisticNewton"} | {
-    "moments": (solver, "forgetting", 40 * 6),
+    "many rows": (solver, "forgetting", 40 * 6),
     "uneven": (parts,),
     "an empty rank": (parts, "RLS", "", True),
     "accumulated": (accumulated,),
@@ -438,9 +401,7 @@ CASES = EXACT | {
     "torn": (torn,),
     "kinds": (kinds,),
     "alone": (alone,),
-    "joined": (joined,),
-    "joined heads": (joined_heads,),
-    "refused joins": (refused_joins,),
+    "in join": (in_join,),
     "captured": (captured,),
     "sharded": (sharded,),
 }

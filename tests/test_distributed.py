@@ -10,14 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import nn
 from torch.nn.functional import mse_loss
 
 import ranks
 from sepsa import RLS
-from sepsa.distributed import as_samples, triangular
 
 HERE = Path(__file__).parent
 
@@ -36,30 +32,10 @@ def run(python, *arguments):
     assert process.returncode == 0, said
 
 
-def joined(world):
-    """Of batches whose first ranks' shards are missing from some step on, as zeros in the mean over all ranks."""
-    model, optimizer, _ = ranks.start(1, RLS(forgetting=0.95))
-    shards = [ranks.even(rank, world, ranks.batches(ranks.STEPS))[:n] for rank, n in enumerate(ranks.lasts(world))]
-    for k in range(ranks.STEPS):
-        x, y = (torch.cat(part) for part in zip(*(s[k] for s in shards if k < len(s)), strict=True))
-        ranks.train(model, optimizer, [(x, y)], lambda out, y: (out - y).square().sum() / 3 / ranks.ROWS)
-    x, y = ranks.batches(ranks.STEPS)[0]
-    with optimizer.observe(y):
-        model(x)
-    return ranks.state(model)
-
-
-def check_joins(found):
-    """One head on all ranks, those that had run out included; and the errors."""
+def check_join(found):
     for result in found:
-        for name in ("one.weight", "one.bias", "other.weight", "other.bias", "body.0.weight"):
-            assert torch.equal(result["joined heads"][name], found[0]["joined heads"][name]), name
-        assert result["joined heads"]["steps"] == ranks.STEPS
-        plain, unobserved, unwrapped, other = result["refused joins"]["said"]
-        assert "write `with optimizer.join(ddp):` in its place" in plain
-        assert "inside join every pass through the model must be inside observe" in unobserved
-        assert unwrapped == "ddp must be the DistributedDataParallel around the model, got Sequential"
-        assert other == "ddp must be the one around the model of this SepSA, and it has no head '2'"
+        assert "a head cannot learn inside ddp.join()" in result["in join"]["said"]
+        assert "drop_last=True) and a DistributedSampler" in result["in join"]["said"]
 
 
 def check_captured(found):
@@ -146,11 +122,11 @@ def test_two_and_three_ranks_learn_as_one_process(results):
     folder, worlds = results
     truths = {case: alone(*arguments) for case, arguments in ranks.EXACT.items()}
     truths |= dict.fromkeys(("wrapped first", "captured"), truths["uneven"])
-    truths |= {"failed": alone(ranks.solver, "RLS", ranks.ROWS, 1.0, slice(1, 4))}
+    truths |= {"failed": alone(ranks.solver, "RLS", ranks.ROWS, slice(1, 4))}
     checkpoint = alone(ranks.solver, "forgetting")
     for world, found in worlds.items():
-        saved = alone(ranks.solver, "forgetting", ranks.ROWS, 1.0, slice(ranks.SAVED_AT)) if world == 2 else checkpoint
-        for case, truth in (truths | {"joined": joined(world), "checkpoint": saved}).items():
+        saved = alone(ranks.solver, "forgetting", ranks.ROWS, slice(ranks.SAVED_AT)) if world == 2 else checkpoint
+        for case, truth in (truths | {"checkpoint": saved}).items():
             check_model(case, [result[case] for result in found], truth)
         for case in ("failed", "failed, without DDP"):
             check_failed([result[case] for result in found])
@@ -159,7 +135,7 @@ def test_two_and_three_ranks_learn_as_one_process(results):
             assert result["epochs"]["forgetting"] == 1 - 2 / ranks.STEPS  # of half of the batches, an epoch
             assert result["torn"]["same"] == [(True, 1, 1)] * 3
         check_alone([result["alone"] for result in found])
-        check_joins(found)
+        check_join(found)
         check_captured([result["captured"] for result in found])
         assert "head '2' is sharded over ranks, and its solver needs it whole" in found[0]["sharded"]["said"]
     assert [(r["checkpoint"]["forgetting"], r["checkpoint"]["steps"]) for r in found] == [(0.95, ranks.STEPS)] * 3
@@ -205,36 +181,6 @@ def test_a_state_by_names_needs_one_body_parameter_that_learns(frozen):
     for network, solver in ((model, optimizer), (again, resumed)):
         ranks.train(network, solver, ranks.batches(2), mse_loss)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
-
-
-@settings(deadline=None, max_examples=50)
-@given(
-    k=st.integers(1, 6), m=st.integers(1, 3), more=st.integers(1, 30), seed=st.integers(0, 10**6),
-    scale=st.sampled_from([1e-3, 1.0, 1e3]), weighted=st.booleans(), flat=st.booleans(),
-)  # fmt: skip
-def test_few_samples_have_the_moments_of_many(k, m, more, seed, scale, weighted, flat):
-    g = torch.Generator().manual_seed(seed)
-    c = k + 1 + m
-    x, y = scale * torch.randn(c + more, k, generator=g).double(), torch.randn(c + more, m, generator=g).double()
-    if flat:
-        x[:] = x[:1]  # of rank one
-    w = torch.rand(c + more, generator=g).double() if weighted else torch.ones(c + more).double()
-    table = torch.cat([x, torch.ones(c + more, 1), y], 1)
-    few = as_samples(triangular(table * w.sqrt()[:, None]), k)
-    assert len(few.features) == c
-    again = torch.cat([few.features, torch.ones(c, 1), few.targets], 1)
-    truth = table.T @ (w[:, None] * table)
-    found = again.T @ (few.sample_weight[:, None] * again)
-    torch.testing.assert_close(found, truth, rtol=1e-9, atol=1e-9 * float(truth.abs().max()))
-
-
-def test_weights_of_zero_stay_weights_of_zero():
-    few = as_samples(triangular(torch.zeros(20, 6).double()), 3)
-    assert not few.sample_weight.any()
-    linear = nn.Linear(3, 2).double()
-    before = linear.weight.detach().clone()
-    RLS().bind(linear).update(*few[:3])
-    assert torch.equal(linear.weight, before)
 
 
 def test_one_process_needs_no_group():

@@ -1,20 +1,17 @@
 """The exchange of samples between ranks before a head update, after which every rank has the same head.
 
-The exchange happens in the forward pass, like that of SyncBatchNorm. Either every rank sends its rows to all; or, for a
-solver that needs second moments alone, and where that is fewer bytes, the ranks reduce their rows to as few as those
-moments have columns. Every rank then updates its head with the same rows: the heads are bitwise equal, and equal to
-that of one process with the whole batch.
+The exchange happens in the forward pass, like that of SyncBatchNorm: every rank sends its rows to all, and updates its
+head with the same rows. The heads are bitwise equal, and equal to that of one process with the whole batch.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import math
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -59,51 +56,26 @@ def has_ranks(setting: Any) -> bool:
     return setting == "auto" and dist.get_world_size() > 1
 
 
-def active_group(setting: Any, sharded: Any, joined: Any = None) -> Any:
-    """The process group whose ranks learn together, or None where this rank learns alone.
+def active_ddp() -> DistributedDataParallel | None:
+    """The DistributedDataParallel whose forward this is, if any."""
+    return DistributedDataParallel._active_ddp_module
 
-    `setting` is a group, None for no exchange, or "auto": that of the DistributedDataParallel whose forward this is, or
-    `sharded`, that of fully_shard. `joined` is the DistributedDataParallel that `join_ranks` watches, if any.
+
+def active_group(setting: Any, sharded: Any, ddp: DistributedDataParallel | None) -> Any:
+    """The process group whose ranks learn together in the forward of `ddp`, or None where this rank learns alone.
+
+    `setting` is a group, None for no exchange, or "auto": that of the DistributedDataParallel, or `sharded`, that of
+    fully_shard.
     """
-    ddp = DistributedDataParallel._active_ddp_module
-    if ddp is not None and ddp._join_config.enable and ddp is not joined:
+    if ddp is not None and ddp._join_config.enable:
         raise RuntimeError(
-            "inside ddp.join() a rank that has run out of batches would miss the exchange of samples for the head: "
-            "write `with optimizer.join(ddp):` in its place"
+            "a head cannot learn inside ddp.join(), where a rank that has run out of batches would miss the exchange "
+            "of samples: give all ranks the same number of batches, by DataLoader(..., drop_last=True) and a "
+            "DistributedSampler"
         )
     if setting == "auto":
         setting = sharded if ddp is None else ddp.process_group
     return setting if setting is not None and dist.get_world_size(setting) > 1 else None
-
-
-@contextlib.contextmanager
-def join_ranks(ddp: Any, observed: Callable[[], bool], take_part: Callable[[], None], **options: Any) -> Iterator[None]:
-    """`ddp.join(**options)`, in which a rank that has run out of batches calls `take_part` whenever others run forward.
-
-    It is called where their forward reaches the head: DDP's own hook for such ranks mirrors the communication of
-    forward and backward, and asks in between whether there will be a backward. `observed` says whether a forward will
-    reach the head.
-    """
-    will_sync, before = ddp._check_global_requires_backward_grad_sync, ddp._join_config
-
-    def ask(is_joined_rank: bool) -> Any:
-        if not is_joined_rank and not observed():
-            raise RuntimeError(
-                "inside join every pass through the model must be inside observe, with targets for all heads: "
-                "ranks that have run out of batches take part in the heads' exchange at each"
-            )
-        sync = will_sync(is_joined_rank=is_joined_rank)
-        if is_joined_rank:
-            take_part()
-        return sync
-
-    ddp._check_global_requires_backward_grad_sync = ask
-    try:
-        with ddp.join(**options):
-            yield
-    finally:
-        del ddp._check_global_requires_backward_grad_sync
-        ddp._join_config = before  # which ddp.join does not restore
 
 
 def is_sharded(parameter: Tensor) -> bool:
@@ -121,23 +93,33 @@ def sharded_group(model: nn.Module) -> Any:
     return None
 
 
-def wrapper_of(head: nn.Linear) -> DistributedDataParallel | None:
-    """The DistributedDataParallel around a head, outside of its forward; slow, for failures alone."""
-    for found in gc.get_objects():
-        if issubclass(type(found), DistributedDataParallel) and any(module is head for module in found.modules()):
-            return found
-    return None
+def ddp_in(trace: TracebackType | None) -> DistributedDataParallel | None:
+    """The DistributedDataParallel inside whose forward an error was raised, if any."""
+    code = DistributedDataParallel.forward.__code__
+    frames = (frame for frame, _ in traceback.walk_tb(trace) if frame.f_code is code)
+    return next((frame.f_locals["self"] for frame in frames), None)
 
 
-def in_forward(trace: TracebackType) -> bool:
-    """Whether an error was raised inside the forward of a DistributedDataParallel."""
-    frames = (frame.f_code for frame, _ in traceback.walk_tb(trace))
-    return any(code is DistributedDataParallel.forward.__code__ for code in frames)
+def enter_forward(ddp: DistributedDataParallel) -> None:
+    """Exchange buffers and buckets with other ranks, as at the start of a forward pass, and leave it there."""
+
+    class Entered(Exception):
+        pass
+
+    def leave(module: nn.Module, args: Any) -> None:
+        raise Entered
+
+    hook = ddp.module.register_forward_pre_hook(leave, prepend=True)
+    try:
+        with contextlib.suppress(Entered):
+            ddp.forward(None)  # type: ignore[no-untyped-call]
+    finally:
+        hook.remove()
 
 
 def takes_gradients(head: nn.Linear) -> bool:
     """Whether a DistributedDataParallel waits for gradients of the head, so that they must be computed."""
-    ddp = DistributedDataParallel._active_ddp_module
+    ddp = active_ddp()
     if ddp is None or not ddp.parameters_to_ignore:
         return ddp is not None
     return any(p is head.weight and name not in ddp.parameters_to_ignore for name, p in ddp.module.named_parameters())
@@ -195,14 +177,11 @@ def share_headers(
     return headers, f"rank {failed} {_FAILURES[headers[failed][_FAILED]]}, so no rank has learned: {reason}"
 
 
-def gather(
-    group: Any, rows: Samples | None, error: Exception | None, moments: bool, offered: int
-) -> tuple[Samples | None, int]:
+def gather(group: Any, rows: Samples | None, error: Exception | None, offered: int) -> tuple[Samples | None, int]:
     """The rows of all ranks in the order of ranks, None if there are none; and the number of rows from which those of
     all ranks were drawn, of which this rank had `offered`.
 
     `rows` is None where this rank's rows raised `error`: it is raised here, and a RuntimeError on the other ranks.
-    `moments` says that second moments are enough.
     """
     rank, device = dist.get_rank(group), _device(group)
     headers, failure = share_headers(group, rows, error, REFUSED, offered)
@@ -223,9 +202,8 @@ def gather(
     if not counts[rank]:
         rows = _empty(filled[0], rows.features.device)
     if any(header[_WEIGHTED] for header in filled):
-        rows = rows._replace(sample_weight=_float64_weight(rows))
-    if moments and moments_are_fewer(counts, rows):
-        return gather_moments(group, rows, counts), offered
+        weight = rows.features.new_ones(len(rows.features)) if rows.sample_weight is None else rows.sample_weight
+        rows = rows._replace(sample_weight=weight.double())
     parts = [part for part in rows if part is not None]
     flat = torch.cat([_bytes(part) for part in parts], 1)
     padded = flat.new_zeros(most, flat.shape[1])
@@ -300,102 +278,6 @@ def on_all_ranks(group: Any, flag: Tensor) -> Tensor:
     flag = flag.to(torch.int32)
     dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=group)
     return flag.bool()
-
-
-def moments_are_fewer(counts: list[int], rows: Samples) -> bool:
-    """Whether a rank receives fewer bytes by moments than by rows; the same answer on every rank."""
-    if not rows.targets.is_floating_point():
-        return False
-    k, m = rows.features.shape[1], rows.targets.shape[1]
-    row = k * rows.features.element_size() + m * rows.targets.element_size() + 8 * (rows.sample_weight is not None)
-    rounds = math.ceil(math.log2(len(counts)))
-    return (len(counts) - 1) * max(counts) * row > rounds * 8 * min(max(counts), k + 1 + m) * (k + 1 + m)
-
-
-def gather_moments(group: Any, rows: Samples, counts: list[int]) -> Samples:
-    """At most k + 1 + m rows with the second moments of all ranks' rows, of which rank i has counts[i]."""
-    x, y = rows.features.double(), rows.targets.double()
-    table = torch.cat([x, x.new_ones(len(x), 1), y], 1) * _float64_weight(rows).sqrt()[:, None]
-    return as_samples(reduce_rows(group, table.to(_device(group)), counts).to(x.device), x.shape[1])
-
-
-def reduce_rows(group: Any, table: Tensor, counts: list[int]) -> Tensor:
-    """R with RᵀR = MᵀM, for M the tables (counts[i], c) of all ranks stacked; the same on all ranks.
-
-    A butterfly of QR decompositions: in each round a rank meets another, and both factor their two tables, the lower
-    rank's on top. Nothing is squared, so no digits are lost, and both compute the same bits. Ranks beyond a power of
-    two hand their table over before, and receive the result.
-    """
-    rank, size, c = dist.get_rank(group), len(counts), table.shape[1]
-    power = 1 << (size.bit_length() - 1)
-    held = [min(count, c) for count in counts]
-    table = triangular(table)
-    for i in range(size - power):
-        if rank == power + i:
-            _exchange(group, i, table, None)
-        elif rank == i:
-            table = triangular(
-                torch.cat([table, _exchange(group, power + i, None, table.new_empty(held[power + i], c))])
-            )
-        held[i] = min(held[i] + held[power + i], c)
-    bit = 1
-    while bit < power:
-        if rank < power:
-            other = rank ^ bit
-            theirs = _exchange(group, other, table, table.new_empty(held[other], c))
-            table = triangular(torch.cat([table, theirs] if rank < other else [theirs, table]))
-        held = [min(held[i] + held[i ^ bit], c) for i in range(power)]
-        bit *= 2
-    for i in range(size - power):
-        if rank == i:
-            _exchange(group, power + i, table, None)
-        elif rank == power + i:
-            table = _exchange(group, i, None, table.new_empty(held[0], c))
-    return table
-
-
-def triangular(table: Tensor) -> Tensor:
-    """A table of no more rows than columns with the same second moments."""
-    if len(table) <= table.shape[1]:
-        return table
-    R: Tensor = torch.linalg.qr(table, mode="r").R
-    return R.contiguous()  # the layout that another rank receives: another one gives other bits
-
-
-def as_samples(table: Tensor, k: int) -> Samples:
-    """Samples with the second moments of a table [Φ 1 Y]√w, whose column k need not be √w any more.
-
-    A reflection, which keeps second moments, makes column k a constant s; the rows divided by s are samples of weight
-    s².
-    """
-    ones = table[:, k]
-    size = torch.linalg.vector_norm(ones)
-    if not bool(size > 0):  # every weight is 0
-        return Samples(torch.zeros_like(table[:, :k]), torch.zeros_like(table[:, k + 1 :]), torch.zeros_like(ones))
-    s = size / len(table) ** 0.5
-    v = ones + torch.where(ones.sum() > 0, s, -s)
-    table = table - torch.outer(v, (2 / (v @ v)) * (v @ table))
-    samples = table / table[:, k : k + 1]
-    return Samples(samples[:, :k], samples[:, k + 1 :], table[:, k].square())
-
-
-def _exchange(group: Any, other: int, sent: Tensor | None, received: Tensor | None) -> Any:
-    peer = dist.get_global_rank(group, other)
-    operations = []
-    if sent is not None and sent.numel():
-        operations.append(dist.P2POp(dist.isend, sent.contiguous(), peer, group))
-    if received is not None and received.numel():
-        operations.append(dist.P2POp(dist.irecv, received, peer, group))
-    for work in dist.batch_isend_irecv(operations) if operations else []:
-        work.wait()
-    return received
-
-
-def _float64_weight(rows: Samples) -> Tensor:
-    """The weights, 1 unless given."""
-    if rows.sample_weight is not None:
-        return rows.sample_weight.double()
-    return torch.ones(len(rows.features), dtype=torch.float64, device=rows.features.device)
 
 
 def _header(rows: Samples | None, failure: int, offered: int = 0) -> Tensor:

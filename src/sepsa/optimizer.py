@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Generic, Literal, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from sepsa.capture import PlainStep, Step, capture, check_devices
-from sepsa.distributed import join_ranks
 from sepsa.heads import RLS, HeadSolver
 from sepsa.heads.protocols import Posterior
 from sepsa.interrupt import DeferredInterrupt
@@ -25,7 +23,7 @@ from sepsa.model_parts import (
     refuse_same_names,
     solvers_for,
 )
-from sepsa.observe import Observation, Observations, Observer, prediction, ranks
+from sepsa.observe import Observation, Observations, Observer, prediction
 from sepsa.observe.observation import Collection, is_collection
 from sepsa.observe.repeats import Repeats
 from sepsa.optimizer_state import SavedWithHeads
@@ -309,52 +307,6 @@ class SepSA(SavedWithHeads, Generic[S]):
         if return_std:
             return prediction.predict_with_std(self.model, self._observers, inputs, self._several)
         return prediction.predict(self.model, self._observers, inputs)
-
-    @contextlib.contextmanager
-    def join(
-        self,
-        ddp: DistributedDataParallel,
-        divide_by_initial_world_size: bool = True,
-        enable: bool = True,
-        throw_on_early_termination: bool = False,
-    ) -> Iterator[None]:
-        """Return a context like `ddp.join(...)`, for ranks with different numbers of batches.
-
-        Choose it in place of `ddp.join`, which does not know of the heads: ranks that run out of batches take part in
-        the updates of the heads. Inside it every forward pass must be inside `observe`.
-
-        Args:
-            ddp: The DistributedDataParallel around the model.
-            divide_by_initial_world_size: As for `ddp.join`.
-            enable: As for `ddp.join`.
-            throw_on_early_termination: As for `ddp.join`.
-        """
-        if not isinstance(ddp, DistributedDataParallel):
-            raise TypeError(f"ddp must be the DistributedDataParallel around the model, got {type(ddp).__name__}")
-        inside = set(ddp.modules())
-        for name, head in self.heads.items():
-            if head not in inside:
-                raise ValueError(f"ddp must be the one around the model of this SepSA, and it has no head {name!r}")
-
-        def take_part() -> None:
-            for observer in self._observers:
-                ranks.learn_without_batch(observer, ddp)
-
-        for observer in self._observers:
-            observer.joined = ddp
-        try:
-            with join_ranks(
-                ddp,
-                lambda: all(observer.current is not None for observer in self._observers),
-                take_part,
-                divide_by_initial_world_size=divide_by_initial_world_size,
-                enable=enable,
-                throw_on_early_termination=throw_on_early_termination,
-            ):
-                yield
-        finally:
-            for observer in self._observers:
-                observer.joined = None
 
     def detach(self) -> contextlib.AbstractContextManager[Any]:
         """Remove the hooks from the model, as to pickle the whole model without sepsa.

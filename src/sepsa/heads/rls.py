@@ -77,9 +77,6 @@ class RLS(ExactArithmetic):
         (torch.Size([3, 1]), torch.Size([3, 1]))
     """
 
-    # Rows with equal second moments, those of a column of ones included, are equal to it: see `sepsa.distributed`.
-    learns_moments = True
-
     def __init__(
         self,
         *,

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import math
 import warnings
+import weakref
+from collections.abc import Callable
 from operator import attrgetter
 from threading import get_ident
 from types import TracebackType
@@ -71,7 +73,7 @@ class Observer:
     head_fraction = 1.0
     process_group: Any = "auto"
     sharded: Any = None  # the group of fully_shard, if the model is sharded
-    joined: Any = None  # the DistributedDataParallel whose ranks may run out of batches
+    ddp: Callable[[], Any] = staticmethod(lambda: None)  # a weak reference to the DistributedDataParallel, once known
     started_together = False  # whether all ranks have had one start
     warned_alone = False
 
@@ -336,7 +338,10 @@ class Observer:
 
     def group(self) -> Any:
         """The process group to learn with; None, with one warning, where other ranks exist in no known group."""
-        group = distributed.active_group(self.process_group, self.sharded, self.joined)
+        ddp = distributed.active_ddp()
+        if ddp is not None and ddp is not self.ddp():
+            self.ddp = weakref.ref(ddp)
+        group = distributed.active_group(self.process_group, self.sharded, ddp)
         if group is None and not self.warned_alone and distributed.has_ranks(self.process_group):
             self.warned_alone = True
             distributed.warn_alone(self.name)
@@ -409,9 +414,10 @@ class Observer:
     # ------------------------------------------------------------------ copies
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"generator": self.generator.get_state(), "current": None, "sharded": None, "joined": None}
+        state = {name: value for name, value in vars(self).items() if name != "ddp"}
+        own = {"generator": self.generator.get_state(), "current": None, "sharded": None}
         group = {"process_group": self.process_group if self.process_group in ("auto", None) else "auto"}
-        return vars(self) | own | group
+        return state | own | group
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

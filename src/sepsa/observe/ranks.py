@@ -22,33 +22,8 @@ def learn(observer: Any, group: Any, observation: Observation, features: Tensor)
         offered = features.numel() // features.shape[-1]
     except Exception as refused:  # raised after the exchange that the other ranks wait for
         error = refused
-    _learn_from_all(observer, group, own, error, offered, observation)
-
-
-def learn_without_batch(observer: Any, ddp: Any) -> None:
-    """Let the head learn the other ranks' samples on a rank that has run out of batches."""
-    group = distributed.active_group(observer.process_group, ddp.process_group)
-    if group is not None and not observer.is_frozen():
-        weight = observer.head.weight.detach()
-        empty = Samples(weight.new_zeros(0, weight.shape[1]), weight.new_zeros(0, len(weight)), None)
-        _learn_from_all(observer, group, empty, None, 0, None)
-
-
-def _learn_from_all(
-    observer: Any,
-    group: Any,
-    own: Samples | None,
-    error: Exception | None,
-    offered: int,
-    observation: Observation | None,
-) -> None:
-    """Let the head learn the samples of all ranks.
-
-    `offered` is the number of rows from which this rank's samples were drawn.
-    """
-    moments = getattr(observer.solver, "learns_moments", False)
-    samples, offered = distributed.gather(group, own, error, moments, offered)
-    if observer.start_together(group) and observation is not None:
+    samples, offered = distributed.gather(group, own, error, offered)
+    if observer.start_together(group):
         start = observer.checkpoint(statistics=False).state  # which a failed batch does not undo
         observation.before = observation.before._replace(state=start)
     if samples is not None:
@@ -58,17 +33,18 @@ def _learn_from_all(
 def report_failure(observer: Any, error: Exception, trace: TracebackType | None) -> None:
     """Tell the ranks that wait at the head that this one failed on its way there; each of them raises an error.
 
-    Not beside fully_shard: there the others may wait for parameters of layers before the head.
+    Not beside fully_shard: there the others may wait for parameters of layers before the head. Nor before the first
+    forward of a DistributedDataParallel, which is known from then on.
     """
-    group, ddp = observer.process_group, distributed.wrapper_of(observer.head)
+    inside = distributed.ddp_in(trace)
+    group, ddp = observer.process_group, inside or observer.ddp()
     if group == "auto":
         group = None if ddp is None or observer.warned_alone else ddp.process_group
     if group is None or observer.sharded is not None or distributed.size_of(group) == 1:
         return
     with contextlib.suppress(Exception):  # the failure itself is raised, whatever happens to the other ranks
-        if ddp is not None and trace is not None and not distributed.in_forward(trace):
-            # The others exchange buffers and buckets there, before they reach the head.
-            ddp._pre_forward()  # type: ignore[no-untyped-call]
+        if ddp is not None and trace is not None and inside is None:
+            distributed.enter_forward(ddp)  # as the others do, before they reach the head
         distributed.share_headers(group, None, error, distributed.NOT_REACHED)
 
 
