@@ -19,7 +19,7 @@ Everybody has default settings and one seed. LightGBM and XGBoost are fitted ane
 every 1,000 rows, on the last 50,000 (with many classes fewer: 100,000 by the number of classes, at least 10,000), and
 read texts as categories; "LightGBM, last" has the last target as one more input. Neighbours, forests and the perceptron
 get an indicator for each of the first 64 texts of a column, and the mean so far for a missing value; inputs are
-standardized by the rows so far, and so is the perceptron's target. "sepsa, lightgbm" has LightGBM as one expert.
+standardized by the rows so far, and so is the perceptron's target.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
 WINDOW, WINDOW_OF_MANY_CLASSES = 50_000, 10_000
 LEVELS = 64  # texts of a column that have an indicator, for peers that read numbers alone
 UNLIKELY = 1e-6
-OURS = ("sepsa", "sepsa, lightgbm")
+OURS = "sepsa"
 COST = {"10 inputs": 10, "100 inputs": 100}
 
 
@@ -131,11 +131,11 @@ def standardized(X: Any) -> tuple[Any, Any, Any]:
 class Ours:
     """`prequential` of a block; a frame where the stream has texts."""
 
-    def __init__(self, stream: Stream, **options: Any) -> None:
+    def __init__(self, stream: Stream) -> None:
         from sepsa import SepSAClassifier, SepSARegressor
 
         self.stream = stream
-        self.model = (SepSARegressor if stream.kind == NUMBER else SepSAClassifier)(random_state=0, **options)
+        self.model = (SepSARegressor if stream.kind == NUMBER else SepSAClassifier)(random_state=0)
 
     def answer(self, start: int, stop: int) -> Any:
         X, y = self.stream.named[start:stop], self.stream.y[start:stop]
@@ -296,8 +296,7 @@ class Perceptron:
 
 
 MODELS: dict[str, Callable[[Stream], Any]] = {
-    OURS[0]: Ours,
-    OURS[1]: lambda stream: Ours(stream, experts=["lightgbm"]),
+    OURS: Ours,
     "LightGBM": lightgbm,
     "LightGBM, last": lambda stream: lightgbm(stream, True),
     "XGBoost": xgboost,
@@ -365,7 +364,7 @@ def run_cell(cell: Cell) -> str:
         return f"{told} not begun"
     try:
         stream = Stream(cell.stream, cell.data, size(cell))
-        if cell.model in OURS:  # load or compile the kernels
+        if cell.model == OURS:  # load or compile the kernels
             first = MODELS[cell.model](stream)
             for start in (0, 100):
                 first.answer(start, start + 100)
@@ -416,7 +415,7 @@ def run(options: argparse.Namespace) -> None:
     cells = [
         Cell(name, title, options.data, options.rows, options.limit, options.result, time.time() + 60 * options.minutes)
         for name in names
-        for title in options.models or ([OURS[0]] if options.cost else MODELS)
+        for title in options.models or ([OURS] if options.cost else MODELS)
     ]
     cells = [c._replace(rows=min(c.rows, options.budget)) if c.model in SLOW else c for c in cells]
     rows = known(options.result)
@@ -432,7 +431,7 @@ def run(options: argparse.Namespace) -> None:
 # ---------------------------------------------------------------------- the tables
 
 
-def races(rows: list[Row], half: str, ours: str, size: int, what: str, kind: str | None) -> list[Any]:
+def races(rows: list[Row], half: str, size: int, what: str, kind: str | None) -> list[Any]:
     """Our error and those of the peers by stream; one wrong row is added to every share of wrong labels."""
     found: dict[str, dict[str, float]] = {}
     for row in rows:
@@ -442,9 +441,9 @@ def races(rows: list[Row], half: str, ours: str, size: int, what: str, kind: str
             least = 1 / size if data.kind == LABEL and exact == "error" else 0.0
             found.setdefault(row["stream"], {})[row["model"]] = row[exact] + least
     return [
-        (name, errors[ours], peers)
+        (name, errors[OURS], peers)
         for name, errors in found.items()
-        if ours in errors and (peers := {m: v for m, v in errors.items() if m not in OURS})
+        if OURS in errors and (peers := {m: v for m, v in errors.items() if m != OURS})
     ]
 
 
@@ -457,30 +456,24 @@ def summary(met: list[Any]) -> dict[str, Any]:
         "more than 5 % behind": sum(ratio > 1.05 for ratio in ratios.values()),
         "ratio to the best peer": f"{math.exp(np.mean(np.log(list(ratios.values())))):.3f}",
         "worst": f"{ratios[worst]:.2f} {worst}",
-        "results missing": sum(len(MODELS) - len(OURS) - len(peers) for *_, peers in met),
+        "results missing": sum(len(MODELS) - 1 - len(peers) for *_, peers in met),
     }
 
 
 def print_tables(half: str | None, rows: list[Row]) -> None:
     for part in [half] if half else HALVES:
-        names = ("first", "more than 5 % behind", "ratio to the best peer")
-        both: dict[str, dict[str, Any]] = {}
-        for size in SIZES:
-            met = [races(rows, part, ours, size, "error", None) for ours in OURS]
-            if not all(met):
-                continue
-            one, other = map(summary, met)
-            both[f"{size:,}"] = {"streams": one["streams"]} | {name: f"{one[name]} / {other[name]}" for name in names}
-        print_table(f"{' / '.join(OURS)}, {part}: rows", both)
-        for ours in OURS:
-            counted = {
-                f"{size:,} rows, {words}{kind or 'all'}": summary(met)
-                for what, words in (("error", ""), ("loss", "RMSE or log loss, "))
-                for size in SIZES
-                for kind in ((None, NUMBER, LABEL) if what == "error" else (None,))
-                if (met := races(rows, part, ours, size, what, kind))
-            }
-            print_table(f"{ours}, {part}", counted)
+        names = ("streams", "first", "more than 5 % behind", "ratio to the best peer")
+        counted = {
+            f"{size:,} rows, {words}{kind or 'all'}": summary(met)
+            for what, words in (("error", ""), ("loss", "RMSE or log loss, "))
+            for size in SIZES
+            for kind in ((None, NUMBER, LABEL) if what == "error" else (None,))
+            if (met := races(rows, part, size, what, kind))
+        }
+        short = {f"{size:,}": counted[row] for size in SIZES if (row := f"{size:,} rows, all") in counted}
+        short = {size: {name: row[name] for name in names} for size, row in short.items()}
+        print_table(f"{OURS}, {part}: rows", short)
+        print_table(f"{OURS}, {part}", counted)
         cells: dict[str, dict[str, Any]] = {}
         times: dict[str, dict[str, Any]] = {}
         for row in rows:

@@ -48,7 +48,7 @@ RESULT = Path(__file__).with_suffix(".json")
 FOLDS, PUBLISHED = 5, 20
 NINETY = 1.6449  # standard deviations of a normal law to either side
 UNLIKELY = 1e-6
-OURS = ("sepsa", "sepsa, lightgbm")
+OURS = "sepsa"
 ALL = {f"UCI {name}": Data(NUMBER, "uci") for name in UCI} | TABLES
 
 
@@ -63,13 +63,10 @@ def prepared(model: Any) -> Any:
     return make_pipeline(columns, model)
 
 
-def ours(kind: str, seed: int, **options: Any) -> Any:
+def ours(kind: str, seed: int) -> Any:
     from sepsa import SepSAClassifier, SepSARegressor
 
-    model = SepSARegressor if kind == NUMBER else SepSAClassifier
-    if options:  # refused by `partial_fit` where there is no such expert
-        model(**options).partial_fit([[0.0], [1.0]], [0, 1])
-    return model(random_state=seed, **options)
+    return (SepSARegressor if kind == NUMBER else SepSAClassifier)(random_state=seed)
 
 
 def perceptron(kind: str, seed: int) -> Any:
@@ -90,8 +87,7 @@ def forest(kind: str, seed: int) -> Any:
 
 
 MODELS: dict[str, Callable[[str, int], Any]] = {
-    OURS[0]: ours,
-    OURS[1]: lambda kind, seed: ours(kind, seed, experts=["lightgbm"]),
+    OURS: ours,
     "HistGradientBoosting": boosted,
     "RandomForest": forest,
     "MLP": perceptron,
@@ -118,7 +114,7 @@ def parts(cell: Cell) -> tuple[Any, Any, Any, Any]:
         X, y = load(cell.data, "tables", cell.table)
         folds = (KFold if kind == NUMBER else StratifiedKFold)(FOLDS, shuffle=True, random_state=0)
         tests = [test for _, test in folds.split(X, y)]
-    if cell.model in OURS:
+    if cell.model == OURS:
         X = X.astype(dict.fromkeys(X.select_dtypes("category"), object))
     test = tests[cell.split]
     train = np.setdiff1d(np.arange(len(y)), test)
@@ -131,7 +127,7 @@ def measure(cell: Cell, X: Any, y: Any, X_test: Any, y_test: Any) -> Row:
     model = MODELS[cell.model](kind, cell.split).fit(X, y)
     result: Row = {"seconds": time.process_time() - start}
     if kind == NUMBER:
-        if cell.model in OURS:
+        if cell.model == OURS:
             mean, std = model.predict(X_test, return_std=True)
             result["coverage"] = np.mean(np.abs(mean - y_test) <= NINETY * std)
         else:
@@ -196,35 +192,31 @@ def print_tables(half: str | None, rows: list[Row]) -> None:
     """Means over splits, the smallest in bold, and how often ours is first or behind."""
     for part in [half] if half else ("uci", *HALVES):
         cells: dict[str, Row] = {}
-        ratios: dict[str, dict[str, float]] = {title: {} for title in OURS}
+        ratios: dict[str, float] = {}
         for name in (name for name, data in ALL.items() if data.half == part):
             found = {t: [r for r in rows if (r["table"], r["model"]) == (name, t) and "error" in r] for t in MODELS}
             means = {title: np.mean([row["error"] for row in of]) for title, of in found.items() if of}
-            peers = [mean for title, mean in means.items() if title not in OURS]
+            peers = [mean for title, mean in means.items() if title != OURS]
             if not peers:
                 continue
             shown = {t: number(v) if v > min(means.values()) else f"**{number(v)}**" for t, v in means.items()}
-            held = [row["coverage"] for row in found[OURS[0]] if "coverage" in row]
+            held = [row["coverage"] for row in found[OURS] if "coverage" in row]
             cells[name] = {title: shown.get(title, "") for title in MODELS} | {
                 "coverage": f"{np.mean(held):.3f}" if held else "",
-                "seconds": f"{np.mean([row['seconds'] for row in found[OURS[0]] or [{'seconds': math.nan}]]):.2g}",
+                "seconds": f"{np.mean([row['seconds'] for row in found[OURS] or [{'seconds': math.nan}]]):.2g}",
             }
-            for title in OURS:
-                if title in means:
-                    ratios[title][name] = (means[title] + 1e-9) / (min(peers) + 1e-9)
+            if OURS in means:
+                ratios[name] = (means[OURS] + 1e-9) / (min(peers) + 1e-9)
         print_table(f"RMSE or wrong labels, {part}", cells)
-        counted = {
-            title: {
-                "tables": len(of),
-                "first": sum(ratio <= 1 for ratio in of.values()),
-                "more than 5 % behind": sum(ratio > 1.05 for ratio in of.values()),
-                "ratio to the best peer": f"{math.exp(np.mean(np.log(list(of.values())))):.3f}",
-                "worst": f"{max(of.values()):.2f} {max(of, key=of.__getitem__)}",
+        if ratios:
+            counted = {
+                "tables": len(ratios),
+                "first": sum(ratio <= 1 for ratio in ratios.values()),
+                "more than 5 % behind": sum(ratio > 1.05 for ratio in ratios.values()),
+                "ratio to the best peer": f"{math.exp(np.mean(np.log(list(ratios.values())))):.3f}",
+                "worst": f"{max(ratios.values()):.2f} {max(ratios, key=ratios.__getitem__)}",
             }
-            for title, of in ratios.items()
-            if of
-        }
-        print_table(f"{part}", counted)
+            print_table(f"{part}", {OURS: counted})
 
 
 def main() -> None:

@@ -73,10 +73,10 @@ def second_pass(first: LearnStream, again: Callable[[], object]) -> LearnStream:
     return run
 
 
-def engine(X: Array, Y: Array, dtype: Any) -> LearnStream:
+def engine(X: Array, Y: Array) -> LearnStream:
     from sepsa.stream.engine import Engine
 
-    one = Engine(X.shape[1], Y.shape[1], (HIDDEN,), lr=LR, weight_decay=DECAY, dtype=dtype)
+    one = Engine(X.shape[1], Y.shape[1], (HIDDEN,), lr=LR, weight_decay=DECAY)
     return lambda: one.learn(X, Y)[:, 0]
 
 
@@ -116,8 +116,7 @@ def river_model(X: Array, Y: Array, name: str) -> LearnStream:
 
 
 CONTESTANTS = (
-    Contestant("sepsa engine", "numba", partial(engine, dtype=np.float32)),
-    Contestant("sepsa engine, float64", "numba", partial(engine, dtype=np.float64)),
+    Contestant("sepsa engine", "numba", engine),
     Contestant("sepsa network alone", "sklearn", partial(default_learner, body="fourier")),
     Contestant("sepsa default learner", "sklearn", default_learner),
     Contestant("sepsa in scikit-learn", "sklearn", sklearn_interface),

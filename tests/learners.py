@@ -193,11 +193,6 @@ class Training(Kind):
         return model
 
 
-def body() -> Any:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 4), nn.Tanh())
-
-
 @dataclass
 class Estimator(Kind):
     """scikit-learn's estimators; with "fit", the first rows are learned by it, the others by partial_fit."""
@@ -210,8 +205,7 @@ class Estimator(Kind):
     pickled: bool = False
 
     def make(self) -> Any:
-        module = {"module": body()} if "module" in self.options else {}
-        return self.kind(random_state=0, **self.options | module)
+        return self.kind(random_state=0, **self.options)
 
     def learn(self, model: Any, start: int, stop: int) -> None:
         X, y = (part[start:stop] for part in stream())
@@ -231,17 +225,6 @@ class Estimator(Kind):
         X = stream()[0][ASKED]
         X = self.table(X) if self.table else X
         return model.predict_proba(X) if hasattr(model, "predict_proba") else np.array(model.predict(X, True))
-
-    def save(self, model: Any, path: Path, position: Any = None) -> None:
-        saved = {"state": model.state_dict()} if "module" in self.options else model  # a file does not hold a module
-        super().save(saved, path, position)
-
-    def load(self, path: Path) -> Any:
-        if "module" not in self.options:
-            return super().load(path)
-        model = self.make()
-        model.load_state_dict(sepsa.load(path)["state"])
-        return model
 
 
 @dataclass
@@ -451,13 +434,9 @@ CASES: dict[str, Any] = {
     "regressor-fit.sepsa": Estimator(REGRESSOR, SMALL | {"max_iter": 3}, "fit"),
     "regressor-frame.sepsa": Estimator(REGRESSOR, FOURIER, table=frame),
     "regressor-texts.sepsa": Estimator(REGRESSOR, FOURIER, table=texts),
-    "regressor-lightgbm.sepsa": Estimator(REGRESSOR, SMALL | {"experts": ["lightgbm"]}),
-    "regressor-module.sepsa": Estimator(REGRESSOR, {"module": True}),
-    "regressor-module-fit.sepsa": Estimator(REGRESSOR, {"module": True, "max_iter": 3}, "fit"),
     "classifier.sepsa": Estimator(CLASSIFIER),
     "classifier-fourier.sepsa": Estimator(CLASSIFIER, FOURIER | {"forgetting": 0.99}),
     "classifier-fit-frame.sepsa": Estimator(CLASSIFIER, SMALL | {"max_iter": 3}, "fit", frame),
-    "classifier-module.sepsa": Estimator(CLASSIFIER, {"module": True}),
     "river-regressor.sepsa": River("SepSARegressor", {"hidden": (4,)}),
     "river-regressor-fourier.sepsa": River("SepSARegressor", {"hidden": (4,), "body": "fourier"}),
     "river-classifier.sepsa": River("SepSAClassifier", {"hidden": (4,)}),
@@ -472,7 +451,4 @@ CASES: dict[str, Any] = {
     "regressor.pickle": Estimator(REGRESSOR, SMALL, pickled=True),
     "regressor-fit.pickle": Estimator(REGRESSOR, SMALL | {"max_iter": 3}, "fit", pickled=True),
     "river-regressor-fourier.pickle": River("SepSARegressor", {"hidden": (4,), "body": "fourier"}, pickled=True),
-    "river-own-expert.pickle": River(
-        "SepSARegressor", {"hidden": (4,), "experts": [REGRESSOR((4,), body="fourier", random_state=1)]}, pickled=True
-    ),
 }

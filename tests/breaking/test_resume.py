@@ -36,8 +36,6 @@ def test_cut_and_resumed_anywhere(name, tmp_path, monkeypatch, tally):
     # Where a test before has imported it, SepSA writes its head's state as the bytes that it takes.
     monkeypatch.delitem(sys.modules, "torch.distributed.checkpoint.state_dict", raising=False)
     kind = CASES[name]
-    if "lightgbm" in name:
-        pytest.importorskip("lightgbm", reason="LightGBM is not installed: pip install 'sepsa[boosting]'")
     if isinstance(kind, (Head, Training)):
         end, cuts = 60, [5, 10, 15, 25, 40, 55]  # after batches of 5 rows, of which 20 come again
     else:

@@ -26,7 +26,7 @@ def new_learner(seed, **options):
 
 
 def new_mixture(seed):
-    return new_learner(seed, body="experts")
+    return new_learner(seed, experts=True)
 
 
 def fitted(X, Y, *, new=new_learner, mixture=None, early_stopping=False, together=False, threads=2, **schedule):

@@ -7,9 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from river import linear_model, tree
-from sklearn.base import clone
-from sklearn.linear_model import SGDClassifier, SGDRegressor
 
 from reference import candidate_weights, nearest_targets, ridge_regression, stack_weights, tree_gains
 from sepsa import SepSAClassifier, SepSARegressor
@@ -23,7 +20,7 @@ from sepsa.stream.kernels.compilation import compiled
 from sepsa.stream.learner import StreamLearner
 
 OPTIONS = {"hidden": (64,), "activation": "fourier", "optimizer": "auto", "lr": 3e-3, "ridge": 10.0, "skip": True}
-OPTIONS |= {"forgetting": "auto", "loss": "huber", "body": "experts"}
+OPTIONS |= {"forgetting": "auto", "loss": "huber", "experts": True}
 seeds = st.integers(0, 2**32 - 1)
 # The functions that kernels call, compiled for calls from here once on a machine.
 nearest, remember, solve, weigh, expand, rank_one, forget, learn_logistic, probabilities, learn_class, posterior = (
@@ -354,36 +351,12 @@ def test_a_state_that_points_outside_is_refused():
 def test_an_engine_has_the_experts_of_its_table():
     X, y = steps(60)
     few = tuple(expert for expert in EXPERTS if expert.name != "mean")
-    engine = Engine(4, 1, experts=(), table=few)
+    engine = Engine(4, 1, experts=True, table=few)
     engine.learn(X, y[:, None])
     copy = pickle.loads(pickle.dumps(engine))
     assert "mean" not in copy.chosen["experts"]
     assert list(copy.chosen["experts"]) == list(engine.chosen["experts"])
     assert np.array_equal(copy.learn(X, y[:, None]), engine.learn(X, y[:, None]))
-
-
-def test_an_expert_that_a_state_lacks_begins_at_its_prior_weight():
-    X, y = steps(300)
-    engine = StreamLearner(4, 1, regression=True, **OPTIONS).engine
-    engine.learn(X, y[:, None])
-    state, whole = engine.state_dict(), engine.chosen["experts"]
-    mixture, at = state["mixture"], list(engine.chosen["experts"]).index("products")
-    del state["experts"]["products"], mixture["experts"][at]
-    for name in ("LOSS", "WEIGHT"):
-        mixture[name] = np.delete(mixture[name], at)
-    for name in ("MOMENT", "STACK"):
-        mixture[name] = np.delete(mixture[name], at - 1)
-    mixture["GRAM"] = np.delete(np.delete(mixture["GRAM"], at - 1, 0), at - 1, 1)
-    engine.load_state_dict(state)
-    weights = engine.chosen["experts"]
-    assert weights | {"products": None} == whole | {"products": None}
-    assert not engine.memory("W", "products").any()
-    losses = engine.memory("LOSS", "mixture")
-    assert losses[at] == losses[0]  # so that its weight is the network's times its prior
-    assert np.isfinite(engine.learn(X, y[:, None])).all()
-    state["experts"]["oracle"] = {}
-    with pytest.raises(ValueError, match=r"does not know, \['oracle'\]: load it with the version that saved it"):
-        engine.load_state_dict(state)
 
 
 @pytest.mark.parametrize("classes", [False, True])
@@ -417,35 +390,3 @@ def test_hostile_rows_through_river(classes):
         sizes += [len(pickle.dumps(model))] if i in (1_500, 3_999) else []
     assert np.mean(right) > 0.8 if classes else np.mean(right) < 3.0
     assert max(sizes) < 5e6  # 16,384 rows of 16 inputs, with 80 further bytes each, are 1.6e6 of them
-
-
-def test_models_of_the_user_are_weighted_and_left_as_they_are():
-    X, y = steps(400)
-    expert = tree.HoeffdingTreeRegressor()
-    model = SepSARegressor(random_state=0, experts=[expert, SGDRegressor(random_state=0)])
-    whole = model.prequential(X, y)
-    assert {"HoeffdingTreeRegressor 0", "SGDRegressor 1"} <= model.chosen_["experts"].keys()
-    assert expert.n_nodes is None or expert.n_nodes <= 1
-    again = clone(model)
-    parts = np.concatenate([again.prequential(X[:300], y[:300]), again.prequential(X[300:], y[300:])])
-    assert np.array_equal(whole, parts)
-    copied = pickle.loads(pickle.dumps(model))
-    assert np.array_equal(copied.predict(X), model.predict(X))
-    with pytest.raises(TypeError, match=r"experts\[0\], HoeffdingTreeRegressor, cannot be saved"):
-        model.state_dict()
-    for wrong in (object(), SGDRegressor, SGDClassifier()):
-        with pytest.raises(ValueError, match=r"experts\[0\] must be a River regressor"):
-            SepSARegressor(experts=[wrong]).partial_fit(X, y)
-
-
-def test_classifiers_of_the_user_see_new_classes():
-    X, y = steps(450)
-    labels = np.where(y > 5, "high", np.where(y > 0, "middle", "low"))
-    model = SepSAClassifier(
-        random_state=0, experts=[linear_model.SoftmaxRegression(), SGDClassifier(loss="log_loss", random_state=0)]
-    )
-    two = labels != "middle"
-    model.partial_fit(X[two][:200], labels[two][:200])
-    told = model.prequential(X, labels)
-    assert (told == labels)[200:].mean() > 0.8
-    assert model.predict_proba(X).sum(1) == pytest.approx(np.ones(len(X)))

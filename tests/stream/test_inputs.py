@@ -14,9 +14,7 @@ import scipy.special
 import scipy.stats
 from sklearn.base import clone
 from sklearn.datasets import make_classification
-from sklearn.linear_model import SGDClassifier
 from sklearn.metrics import log_loss
-from torch import nn
 
 from sepsa import SepSAClassifier, SepSARegressor
 from sepsa.stream import rows
@@ -241,13 +239,12 @@ def sparse_table(n=200, d=12, seed=0):
         ("fit", "csr_matrix", {}),
         ("partial_fit", "coo_array", {}),
         ("partial_fit", "csr_matrix", {"batch_size": 3}),
-        ("partial_fit", "csr_matrix", {"module": nn.Sequential(nn.Linear(12, 4), nn.Tanh())}),
     ],
-    ids=["fit", "partial_fit", "batches", "module"],
+    ids=["fit", "partial_fit", "batches"],
 )
 def test_sparse_rows_are_learned_as_dense_ones(how, kind, options, monkeypatch):
     monkeypatch.setattr(rows, "NUMBERS", 96)  # of 12 columns 8 rows at a time; parts end where batches do
-    X, y = sparse_table(60 if "module" in options else 200)
+    X, y = sparse_table(200)
     X.data[::9] = np.nan
     given, options = getattr(scipy.sparse, kind)(X), {"random_state": 0, "max_iter": 3} | options
     mine, dense = (getattr(SepSARegressor(**options), how)(table, y) for table in (given, X.toarray()))
@@ -323,7 +320,6 @@ def test_targets_that_are_no_labels_are_refused():
         (one_label.partial_fit, Y, r"y must have shape \(n,\) as before, got \(50, 3\)"),
         (functools.partial(model.partial_fit, classes=[0, 1]), Y, "classes must be None or 0 to 2"),
         (SepSAClassifier(class_weight={0: 2.0}).fit, Y, "class_weight must be None for multilabel targets"),
-        (SepSAClassifier(experts=[SGDClassifier()]).partial_fit, Y, "experts must be empty for multilabel targets"),
     ):
         with pytest.raises(ValueError, match=words):
             learn(X, y)
@@ -441,6 +437,4 @@ def test_cells_that_cannot_be_encoded_are_named(words):
     for learn in (model.fit, model.partial_fit):
         with pytest.raises(ValueError, match=words):
             learn(bad, y if len(bad) else y[:0])
-    with pytest.raises(ValueError, match="X must hold numbers alone where module is given"):
-        SepSARegressor(module=nn.Linear(5, 3)).fit(X, y)
     assert not hasattr(model, "n_features_in_")

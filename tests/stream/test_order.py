@@ -16,8 +16,8 @@ from sepsa.stream.keyed import KeyedLearner
 
 N, LATE = 160, 120
 NAMES = """
-    regressor regressor-fourier regressor-gaps regressor-frame regressor-texts regressor-module
-    classifier classifier-fourier classifier-fit-frame classifier-module river-regressor river-classifier
+    regressor regressor-fourier regressor-gaps regressor-frame regressor-texts
+    classifier classifier-fourier classifier-fit-frame river-regressor river-classifier
     river-multi-target forecaster stream stream-classify-fourier
 """
 FACES: dict[str, Any] = {name: CASES[f"{name}.sepsa"] for name in NAMES.split()}

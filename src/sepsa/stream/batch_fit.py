@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from sepsa.progress import Progress
 from sepsa.stream.committee import Committee
-from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.kernels.parts import Floats
 from sepsa.stream.learner import StreamLearner
 from sepsa.stream.rows import row_parts
 from sepsa.stream.scales import bounded, moments, reciprocal
@@ -87,7 +87,6 @@ class Schedule(NamedTuple):
     forgetting: float = FORGETTING
     batch: int | None = None  # None: by the number of rows
     visits: int = VISITS
-    expert_passes: int = 2  # of the experts other than the network, over few rows; one over `MANY`
     verbose: bool = False  # whether to print a line for each pass of the first learner, and one for each trial
     progress: Progress | None = None  # of visits of rows
 
@@ -165,7 +164,7 @@ def fit(
     """A committee trained on a table.
 
     `new_network` and `new_mixture` are those of a `Job`. `together` trains one learner on all rows once the folds have
-    decided passes and weights: for a body that does not learn, or a slow one. With `robust`, errors on rows left out
+    decided passes and weights: for a body that does not learn. With `robust`, errors on rows left out
     are those to bounded targets.
     """
     n = len(table.Y)
@@ -192,7 +191,7 @@ def fit(
     leverages = trial.leverages * max(1.0, members[0].engine.samples / share)
     if trial.mixture is not None:
         for member in members:
-            member.engine.set_mixture(trial.mixture.evidence, trial.mixture.parts)  # type: ignore[union-attr]
+            member.engine.set_mixture(trial.mixture.evidence, trial.mixture.parts)
     errors = left_out.Y - trial.means
     errors *= averaged(members, left_out.X, errors)
     noise, inflation = likeliest(errors, leverages, left_out.weight)
@@ -287,7 +286,7 @@ def train_members(job: Job, first: int, draws: list[Draws]) -> list[StreamLearne
 
 def teach_experts(job: Job, folds: list[Fold]) -> list[StreamLearner]:
     """Learners whose experts have learned all rows but a fold in passes of random order; they need a network."""
-    draws = [job.drawn(fold, job.schedule.expert_passes if len(job.table.Y) < MANY else 1) for fold in folds]
+    draws = [job.drawn(fold, 2 if len(job.table.Y) < MANY else 1) for fold in folds]
 
     def member(k: int, stop: threading.Event) -> StreamLearner:
         (seed, orders), rest = draws[k], job.table.without(folds[k])
@@ -298,7 +297,7 @@ def teach_experts(job: Job, folds: list[Fold]) -> list[StreamLearner]:
         for some, part in row_parts(X, learner.engine.batch_size):
             if not stop.is_set():
                 learner.learn(part, Y[some], weight[some])
-        learner.engine.fit_experts()  # type: ignore[union-attr]
+        learner.engine.fit_experts()
         return learner
 
     return in_threads(member, len(folds), job.threads)

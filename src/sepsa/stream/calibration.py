@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.kernels.parts import Floats
 
 INVERSE_TEMPERATURES: Floats = 2.0 ** np.arange(-1.0, 7.5, 0.5)
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from sepsa.states import schema
-from sepsa.stream.engine.bodies import AnyEngine
-from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.engine import Engine
+from sepsa.stream.kernels.parts import Floats
 from sepsa.stream.learner import StreamLearner
 
 LARGEST_INFLATION = 1e6
@@ -29,7 +29,7 @@ class Committee:
             member.engine.set_inflation(inflation)
 
     @property
-    def engine(self) -> AnyEngine:
+    def engine(self) -> Engine:
         """The first member's."""
         return self.members[0].engine
 

@@ -27,9 +27,9 @@ from sepsa.stream import batch_fit
 from sepsa.stream.columns.frame import FrameEncoder, all_numbers, as_pandas, check_numbers, in_order, is_frame
 from sepsa.stream.columns.inputs import CLASS_MEANS
 from sepsa.stream.committee import Committee
-from sepsa.stream.engine.bodies import NAMED, body_of, engine_type
-from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.engine.options import BODIES, body_of, of_estimator, widths
 from sepsa.stream.growth import NewInput, learn_rows
+from sepsa.stream.kernels.parts import Floats
 from sepsa.stream.kernels.robust import HUGE
 from sepsa.stream.learner import WARM_UP, StreamLearner
 from sepsa.stream.options import Options
@@ -70,15 +70,15 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
 
         With `alone` it has no experts beside the network. Options of the engine may be given as well.
         """
-        one_of("body", self.body, NAMED)
-        if inputs > MOST_INPUTS and self.module is None:
+        one_of("body", self.body, BODIES)
+        if inputs > MOST_INPUTS:
             raise ValueError(
                 f"X must have at most {MOST_INPUTS} columns, got {inputs}: the head's state grows as their square; "
-                "reduce them first, for example by sklearn.decomposition.TruncatedSVD, or give a module as the body"
+                "reduce them first, for example by sklearn.decomposition.TruncatedSVD"
             )
-        options = engine_type(self.module).options(self.get_params(deep=False), for_fit)
+        options = of_estimator(self.get_params(deep=False), for_fit)
         if alone:
-            options = {name: value for name, value in options.items() if name not in ("body", "experts")}
+            options["experts"] = False
         regression = isinstance(self, RegressorMixin)
         return StreamLearner(inputs, outputs, regression=regression, seed=seed, **(options | more))
 
@@ -106,11 +106,14 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
         order = None if names is None else order_of_columns(dense(X[there[:WARM_UP]]), names)
         X = X[there] if order is None else X[there][:, order]
         table = batch_fit.Table(X, Y[there], weight[there])
-        plan = engine_type(self.module).fit_plan(self.get_params(deep=False), X.shape[1])
-        rate, forgetting, compiled = self.learning_rate, self.forgetting, self.module is None
+        hidden = self.hidden_layer_sizes
+        layers = (50,) if isinstance(hidden, str) else widths(hidden)
+        features = X.shape[1] + sum(layers[-1:]) + 1
+        speed = min(1.0, (64 / features) ** 2)  # the curvature costs p², and the rest is little beside it
+        rate, forgetting = self.learning_rate, self.forgetting
         if forgetting == "auto":
-            forgetting = 1.0 if plan.fixed_features else batch_fit.FORGETTING
-        mixed = compiled and body_of(self.body, self.hidden_layer_sizes, self.experts) == "experts"
+            forgetting = batch_fit.FORGETTING if layers else 1.0
+        mixed = body_of(self.body, hidden) == "experts"
         if table.weight.max() > HEAVIEST:
             raise ValueError(
                 f"sample_weight must be at most {HEAVIEST:g} for fit, got {table.weight.max():g}: divide all "
@@ -119,8 +122,8 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
         # Weights that differ much are no outliers in a table: they say themselves how much each row counts.
         usual = float(np.median(table.weight))
         even = 0.1 * usual <= table.weight.min() and table.weight.max() <= 10 * usual
-        options: dict[str, Any] = {} if even or not compiled else {"loss": "squared"}
-        robust = even and compiled and self.loss == "huber" and isinstance(self, RegressorMixin)
+        options: dict[str, Any] = {} if even else {"loss": "squared"}
+        robust = even and self.loss == "huber" and isinstance(self, RegressorMixin)
         if isinstance(self, RegressorMixin):
             sizes = np.abs(table.Y)
             check_sizes(float(np.median(sizes) if robust else sizes.max()))
@@ -134,13 +137,12 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
                 rate=batch_fit.RATE if rate == "auto" else rate,
                 forgetting=forgetting,
                 batch=None if self.batch_size == "auto" else at_least("batch_size", self.batch_size, 1),
-                visits=int(batch_fit.VISITS * plan.speed),
-                expert_passes=1 if len(self.experts) else 2,  # models of the user see each row once
+                visits=int(batch_fit.VISITS * speed),
                 verbose=bool(self.verbose),
             ),
             early_stopping=self.early_stopping,
-            together=plan.fixed_features or not compiled,
-            threads=get_num_threads() if compiled else 1,
+            together=not layers,  # then the body does not learn
+            threads=get_num_threads(),
             rng=check_random_state(self.random_state),
             new_mixture=new_learner if mixed else None,
             robust=robust,
@@ -181,12 +183,12 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
         """The rows that `partial_fit` learns at once."""
         if hasattr(self, "_learner"):
             return int(self._learner.engine.batch_size)
-        return engine_type(self.module).options(self.get_params(deep=False), False)["batch"]
+        return int(of_estimator(self.get_params(deep=False), False)["batch"])
 
     def _input_names(self, inputs: int) -> Sequence[Any] | None:
         """The names of the inputs, by which equal ones are ordered; None where they stay in the order they have."""
-        if self._encoder is not None or self.module is not None or not all(type(e) is str for e in self.experts):
-            return None  # in the order of their names already, or a module or an expert of the user expects this one
+        if self._encoder is not None:
+            return None  # in the order of their names already
         names = getattr(self, "feature_names_in_", None)
         return range(inputs) if names is None else list(names)
 
@@ -198,8 +200,6 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
         """The rows of a DataFrame that does not hold numbers alone, found by the names of its columns; else None."""
         encoder = None if reset else self._encoder
         if reset and is_frame(X) and not all_numbers(X):
-            if self.module is not None:
-                raise ValueError("X must hold numbers alone where module is given: encode the other columns first")
             validate_data(self, X, reset=True, skip_check_array=True)
             names = getattr(self, "feature_names_in_", None)
             means = self._means(sum(np.asarray(y).shape[1:2]) or 1)
@@ -324,10 +324,10 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
             found = {name: within(engine, name) for name in ("inputs", "outputs")}
             sizes = [Entries("state_dict['learner']['engine']", found).integer(name, 1) for name in found]
             options: dict[str, Any] = {}
-            if fitted and self.module is None:  # the loss that `fit` has used depends on the weights of its rows
+            if fitted:  # the loss that `fit` has used depends on the weights of its rows
                 loss = within(engine, "network", "settings", "loss") or within(engine, "settings", "loss")
                 options["loss"] = loss if loss in ("huber", "squared") else "huber"
-            if not with_encoder and self.module is None and all(type(expert) is str for expert in self.experts):
+            if not with_encoder:
                 options["names"] = new["feature_names"] or range(sizes[0])
             learner: Any = self._new_learner(sizes[0], sizes[1], seed=0, for_fit=fitted, **options)
             if fitted:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.kernels.parts import Floats
 from sepsa.stream.learner import StreamLearner
 from sepsa.stream.rows import dense, row_parts
 

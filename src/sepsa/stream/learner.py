@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from sepsa.interrupt import whole_change
 from sepsa.states import schema
-from sepsa.stream.engine.bodies import AnyEngine, body_of, engine_type
-from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.engine import Engine
+from sepsa.stream.kernels.parts import Floats
 from sepsa.stream.kernels.robust import HUGE
 from sepsa.stream.rows import column_parts
 from sepsa.stream.scales import (
@@ -49,8 +49,8 @@ class StreamLearner:
     `regression` measures targets from the first one and scales the body's loss; class indicators need neither. With
     `names` of the inputs, the engine sees them in the order of their values in the first rows, and those that are equal
     there in the order of their names; without, as they come.
-    `options` are the engine's; `body` or `module` among them chooses it (`sepsa.stream.engine.bodies`). A method that
-    fails or is interrupted leaves the learner in the state before or after it.
+    `options` are the engine's. A method that fails or is interrupted leaves the learner in the state before or after
+    it.
     """
 
     order: NDArray[np.intp] | None = None  # the input in each place of the engine; None: as they come
@@ -80,14 +80,9 @@ class StreamLearner:
         self._Y: Floats = np.empty((0, outputs))
         self._weight: Floats = np.empty(0)
 
-    def _new_engine(self, inputs: int, outputs: int) -> AnyEngine:
-        options = dict(self.options)
-        body, experts = options.pop("body", None), options.pop("experts", ())
-        body = body_of(body, options.get("hidden"), experts)
-        if body == "experts" and "module" not in options:
-            options["experts"] = experts
-        kind = engine_type(options.get("module", body))
-        engine = kind.for_raw_rows(inputs, outputs, classes=not self.regression, seed=self.seed, **options)
+    def _new_engine(self, inputs: int, outputs: int) -> Engine:
+        options = {"standardize": True, "classes": not self.regression, "seed": self.seed} | self.options
+        engine = Engine(inputs, outputs, **options)
         if not self.regression:
             engine.set_output_weights(1.0)
         return engine
@@ -252,7 +247,7 @@ class StreamLearner:
     def take_network(self, other: StreamLearner) -> None:
         """Continue with the scales and the network of a learner that differs by its experts alone."""
         self.offset = other.offset
-        self.engine.take_network(other.engine)  # type: ignore[union-attr, arg-type]
+        self.engine.take_network(other.engine)
 
     def zero_if_missing(self, X: Floats) -> NDArray[np.bool_]:
         """In which columns a missing value means zero, not the mean.

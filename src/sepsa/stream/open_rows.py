@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sepsa.states import schema
 from sepsa.states.plain import packed, unpack_label
-from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.kernels.parts import Floats
 
 Row: TypeAlias = tuple[tuple[Hashable, ...], bytes]  # the names of the features that a sample has, and their values
 

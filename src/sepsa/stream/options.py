@@ -7,13 +7,13 @@ from dataclasses import KW_ONLY, dataclass, fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal
 
+from sepsa.stream.engine.options import body_of
 from sepsa.validation import at_least
 
 if TYPE_CHECKING:
     from typing import Self
 
     import numpy as np
-    from torch import nn
 
 
 # Options that River's users and scikit-learn's users know by different names.
@@ -65,10 +65,6 @@ class LearnerOptions(NamedOptions):
     their recent errors; "fourier" for the network alone, which learns a stream about three times as fast. "auto":
     "experts", except without hidden layers."""
 
-    experts: Sequence[Any] = ()
-    """Models of yours beside them: River's, scikit-learn's with `partial_fit`, or "lightgbm" for boosted trees that are
-    refitted as the rows grow (the extra `boosting`)."""
-
     max_rows: int = 16384
     """The last rows that the trees among the experts keep, at one byte for each input and about 120 more."""
 
@@ -99,10 +95,6 @@ class Options(LearnerOptions):
 
     random_state: int | np.random.RandomState | None = None
     """Seed or generator of the body's initial weights and of the shuffling."""
-
-    module: nn.Module | None = None
-    """An `nn.Module` from (n, features) to (n, k) as the body, instead of hidden layers. A copy is trained in PyTorch
-    by `sepsa.SepSA`, with one head and squared loss."""
 
     verbose: int = 0
     """1 to print the passes of `fit` and their errors, 0 for nothing."""
@@ -151,9 +143,9 @@ class RiverOptions(LearnerOptions):
         self.hidden = self.hidden or []  # River reads a tuple as a class with its parameters, and fails at an empty one
         self.max_features = at_least("max_features", self.max_features, 1)
         self.max_open_ids = at_least("max_open_ids", self.max_open_ids, 1)
-        self.experts = list(self.experts)
 
     def of_learner(self) -> dict[str, Any]:
         """The options of a `StreamLearner`."""
-        own = ("max_features", "max_open_ids")
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in own}
+        own = ("max_features", "max_open_ids", "body")
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in own}
+        return values | {"experts": body_of(self.body, self.hidden) == "experts"}

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from sepsa.stream.columns.frame import as_pandas, is_frame
-from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.forecast import SepSAForecaster
 from sepsa.stream.forecast.rows import is_polars, numbers
 from sepsa.stream.forecast.times import read_times
+from sepsa.stream.kernels.parts import Floats
 from sepsa.stream.keyed import KeyedLearner
 
 if TYPE_CHECKING:

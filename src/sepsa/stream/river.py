@@ -35,9 +35,9 @@ from sepsa.states import schema
 from sepsa.states.objects import Saves, check_stamp, rebuilt_as, stamp
 from sepsa.states.plain import pack_label, unpack_label, unpack_labels
 from sepsa.stream.calibration import probabilities
-from sepsa.stream.engine.bodies import NAMED
-from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.engine.options import BODIES
 from sepsa.stream.growth import Names, NewInput, class_codes, indicators, learn_rows
+from sepsa.stream.kernels.parts import Floats
 from sepsa.stream.kernels.robust import HUGE
 from sepsa.stream.learner import WARM_UP, StreamLearner
 from sepsa.stream.open_rows import OpenRows
@@ -70,7 +70,7 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("body", self.body, NAMED)
+        one_of("body", self.body, BODIES)
         self._learner: StreamLearner | None = None
         self._features: Names = {}
         self._pending_features: dict[Hashable, list[float]] = {}  # features not entered yet, with their values

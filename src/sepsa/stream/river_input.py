@@ -13,8 +13,8 @@ from river.utils import dataframe
 from sepsa.stream.columns.frame import as_pandas
 from sepsa.stream.columns.inputs import date_names, date_parts, numbers_of
 from sepsa.stream.columns.reader import column_of, read_value
-from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import Names
+from sepsa.stream.kernels.parts import Floats
 from sepsa.stream.learner import StreamLearner
 
 Frame = Any  # a frame or series of any library that River takes: pandas, polars, ...

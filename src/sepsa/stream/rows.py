@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.kernels.parts import Floats
 
 NUMBERS = 1 << 22  # in a dense part of a sparse matrix: 32 MiB
 

@@ -36,9 +36,9 @@ from sepsa.stream.calibration import (
     label_probabilities,
     probabilities,
 )
-from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.estimator import Rows, StreamEstimator, check_sizes
 from sepsa.stream.growth import first_rows, indicators
+from sepsa.stream.kernels.parts import Floats
 from sepsa.stream.options import ClassifierOptions
 from sepsa.stream.rows import dense, row_parts
 from sepsa.validation import not_negative
@@ -139,7 +139,7 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
         """
         with self._exclusive():
             rows, Y, weight = self._check(X, y, sample_weight, reset=not hasattr(self, "_learner"))
-            if self.loss != "huber" or self.module is not None:
+            if self.loss != "huber":
                 check_sizes(float(np.abs(Y).max()))
             return self._shaped(self._learn(rows, Y, weight, Y.shape[1]))
 
@@ -492,8 +492,6 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
 
     def _start_labels(self, count: int) -> None:
         """Begin to learn this number of independent labels."""
-        if len(self.experts):
-            raise ValueError("experts must be empty for multilabel targets, since they learn one class of each row")
         self.classes_ = self._columns = np.arange(count)
         self._loss = np.zeros((count, INVERSE_TEMPERATURES.size))
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sepsa.candidates import relative_weight
-from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.experts.stack import FLOOR, PRIOR, RIDGE, STACK_FORGETTING, strength
+from sepsa.stream.kernels.parts import Floats
 from sepsa.stream.learner import StreamLearner
 from sepsa.stream.rows import row_parts
 

@@ -15,8 +15,8 @@ from sepsa.states import schema
 from sepsa.stream.columns.cells import CATEGORIES
 from sepsa.stream.columns.inputs import Inputs
 from sepsa.stream.columns.reader import Column, column_of
-from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import NewInput
+from sepsa.stream.kernels.parts import Floats
 
 NUMBER, DATE, TEXT, CATEGORY = KINDS = ("numbers", "dates", "texts", "categories")
 

@@ -17,8 +17,8 @@ from sepsa.states import schema
 from sepsa.stream.columns.cells import DECIMAL_COMMA, DECORATED, NUMBER, date_formats
 from sepsa.stream.columns.levels import SLOTS, LevelMeans, keys_of
 from sepsa.stream.columns.reader import Column
-from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import NewInput
+from sepsa.stream.kernels.parts import Floats
 
 AT_ONCE = 32
 IDENTIFIERS = 128  # rows that tell a column of identifiers; half of them where they come in one call

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sepsa.states import schema
-from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.kernels.parts import Floats
 from sepsa.stream.kernels.robust import HUGE
 
 SLOTS = 1 << 14

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sepsa.stream.columns.cells import read_cell, read_time
-from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.kernels.parts import Floats
 
 CATEGORIES = ("category", "Categorical", "Enum")  # how the names of such dtypes begin
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from sepsa.jit import compile_kernels
 from sepsa.stream.engine.core import Core
-from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.experts import step, tree_parts, trees
 from sepsa.stream.experts.frame import OWN_CALLS, given
 from sepsa.stream.kernels.memory import view
+from sepsa.stream.kernels.parts import Floats
 
 PACK_FRAME = struct.Struct(f"{len(given.slots)}q").pack_into
 _CALL = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
@@ -54,12 +54,11 @@ class Kernels:
         X: Floats,
         Y: Floats | None,
         weight: Floats | None,
-        answers: Floats | None,
         out: Floats,
         leverage: Floats | None = None,
     ) -> int:
         """Call a kernel for the rows of X; returns how many it has finished."""
-        rows = [None if array is None else np.ascontiguousarray(array) for array in (X, Y, weight, answers)]
+        rows = [None if array is None else np.ascontiguousarray(array) for array in (X, Y, weight)]
         rows += [out, leverage]
         addresses = (0 if array is None or not array.size else array.ctypes.data for array in rows)
         start = workspace.ctypes.data
@@ -78,7 +77,7 @@ class RowBuffer:
         self.weight, self.out = values[-1:], np.zeros((1, outputs))
         workspace = np.zeros(core.memory.layout.workspace)
         self.workspace, self.start = workspace.data, workspace.ctypes.data
-        self.addresses = self.x.ctypes.data, self.y.ctypes.data, self.weight.ctypes.data, 0, self.out.ctypes.data, 0
+        self.addresses = self.x.ctypes.data, self.y.ctypes.data, self.weight.ctypes.data, self.out.ctypes.data, 0
         self.write, self.write_x = struct.Struct(f"{values.size}d").pack_into, struct.Struct(f"{inputs}d").pack_into
 
     def run(self, kernels: Kernels, name: str) -> int:
@@ -90,13 +89,11 @@ class RowBuffer:
 def answers(core: Core, kernels: Kernels, X: Floats) -> Floats:
     """The answers (n, experts, outputs) of all experts to rows (n, inputs), in deviations of the outputs."""
     count, outputs = len(core.names), core.form.outputs
-    told = core.models.predictions(X, outputs) if core.models else None
     workspace = np.zeros(core.memory.layout.workspace)
     own = view(workspace, core.memory.layout.work["row", "ANSWERS"])
     found, out = np.empty((len(X), count, outputs)), np.empty((1, outputs))
     for i in range(len(X)):
-        mine = None if told is None else told[i : i + 1]
-        kernels.run("predict", workspace, X[i : i + 1], None, None, mine, out)
+        kernels.run("predict", workspace, X[i : i + 1], None, None, out)
         found[i] = own[:count]
     return found
 
@@ -109,5 +106,5 @@ def boost_trees(core: Core) -> None:
         view(workspace, memory.layout.work["row", "FACTS"])["origin"] = memory("ORIGIN", "log trees")["value"]
     memory.restart("trees", *tree_parts.GROWN, *tree_parts.GROWING)
     memory("GROWTH", "trees")["tree"] = 0
-    Kernels(core).run("boost", workspace, np.zeros((1, form.inputs)), None, None, None, np.empty(1))
+    Kernels(core).run("boost", workspace, np.zeros((1, form.inputs)), None, None, np.empty(1))
     memory.restart("trees", *tree_parts.GROWING)  # whose parts at their start take no place in a file

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,21 +18,18 @@ from sepsa.stream.engine.options import (
     LOSSES,
     adam,
     candidate_heads,
-    of_estimator,
-    widths,
 )
-from sepsa.stream.engine.protocol import FitPlan, Floats, StreamEngine, forgetting_steps
 from sepsa.stream.experts import EXPERTS, logarithm, tree_parts
 from sepsa.stream.experts.frame import OPTIONS, Expert
-from sepsa.stream.experts.models import ModelExperts
 from sepsa.stream.kernels.memory import Memory
+from sepsa.stream.kernels.parts import Floats
 from sepsa.validation import NotFinite, at_least, one_of
 
 DISCOUNT = 0.99  # per row, of the losses by which heads are weighted
 POWER = 0.5  # of the likelihood in a head's weight: below 1 because errors of neighbouring rows are alike
 
 
-class Engine(StreamEngine):
+class Engine:
     """A multilayer perceptron with a recursive-least-squares head, learned sample by sample in compiled code.
 
     Choose it where samples come one at a time and the network is small; `SepSARegressor` and `SepSAClassifier` use it.
@@ -53,8 +50,8 @@ class Engine(StreamEngine):
     a scale or weight of zero belongs to an input or target that has been constant so far, and is set by the first value
     that differs.
 
-    With `experts`, a sequence of models that may be empty, the network is one expert of several: neighbours, trees,
-    products, the last target, the mean, these models (`sepsa.stream.experts`). Choose them for targets that a small
+    With `experts` the network is one expert of several: neighbours, trees, products, the last target, the mean and
+    others (`sepsa.stream.experts`). Choose them for targets that a small
     smooth network fits badly: thresholds, many clusters, products of inputs, targets that persist, also those of a key
     that indicators among the inputs give, logits that are linear. The network learns as it does alone; predictions are
     a mixture of all, weighted by recent errors, and of a least-squares stack of them. The trees keep the last
@@ -80,13 +77,12 @@ class Engine(StreamEngine):
         skip: bool = False,
         standardize: bool = False,
         seed: int | None = 0,
-        experts: Sequence[Any] | None = None,
+        experts: bool = False,
         max_rows: int = 16384,
         trees: int = tree_parts.TREES,
         table: tuple[Expert, ...] = EXPERTS,
     ) -> None:
         heads: list[list[Any]] = [list(head) for head in candidate_heads(ridge, forgetting, hidden, skip)]
-        models, count = (None, None) if experts is None else (ModelExperts(experts, classes), len(experts))
         most = at_least("max_rows", max_rows, 64)
         given = adam(optimizer, lr, weight_decay)
         given |= {"discount": DISCOUNT, "power": POWER, "calibration": max(keeps for _, _, keeps in heads)}
@@ -97,29 +93,14 @@ class Engine(StreamEngine):
             "robust": LOSSES[one_of("loss", loss, LOSSES)],
             "classes": int(classes),
             "inflation": 1,
-            "room": 0 if models is None else tree_parts.room_for(0, inputs, most),
+            "room": tree_parts.room_for(0, inputs, most) if experts else 0,
             "trees": at_least("trees", trees, 16),
             "rate": tree_parts.RATE,
         }
-        form = Form(inputs, outputs, tuple(hidden), heads, settings, most, table, count)
+        form = Form(inputs, outputs, tuple(hidden), heads, settings, most, table, experts)
         options = np.array(tuple(given[name] for name in OPTIONS.fields), OPTIONS.dtype)
-        self._core = started(form, options, models, np.random.default_rng(seed))
+        self._core = started(form, options, np.random.default_rng(seed))
         draw(self._core)
-
-    options = staticmethod(of_estimator)  # of a new engine, from the parameters of a scikit-learn estimator
-
-    @classmethod
-    def fit_plan(cls, parameters: Mapping[str, Any], inputs: int) -> FitPlan:
-        """How `fit` trains learners with this body."""
-        sizes = parameters["hidden_layer_sizes"]
-        layers = (50,) if isinstance(sizes, str) else widths(sizes)
-        features = inputs + sum(layers[-1:]) + 1  # the curvature costs p², and the rest is little beside it
-        return FitPlan(not len(layers), min(1.0, (64 / features) ** 2))
-
-    @classmethod
-    def for_raw_rows(cls, inputs: int, outputs: int, *, classes: bool, seed: int, **options: Any) -> Engine:
-        """A new engine that standardizes its inputs; `classes` says that targets are indicators of classes."""
-        return cls(inputs, outputs, standardize=True, classes=classes, seed=seed, **options)
 
     # ------------------------------------------------------------------ properties
 
@@ -134,20 +115,20 @@ class Engine(StreamEngine):
         return self._core.memory
 
     @property
-    def robust(self) -> bool:  # type: ignore[override]
+    def robust(self) -> bool:
         """Whether the loss is "huber"."""
         return bool(self.form.settings["robust"])
 
     @property
-    def inputs(self) -> int:  # type: ignore[override]
+    def inputs(self) -> int:
         return self.form.inputs
 
     @property
-    def outputs(self) -> int:  # type: ignore[override]
+    def outputs(self) -> int:
         return self.form.outputs
 
     @property
-    def batch_size(self) -> int:  # type: ignore[override]
+    def batch_size(self) -> int:
         return self.form.settings["batch"]
 
     @property
@@ -156,11 +137,11 @@ class Engine(StreamEngine):
         return float(self._of_head("NUMBERS")["samples"])
 
     @property
-    def steps(self) -> int:  # type: ignore[override]
+    def steps(self) -> int:
         return int(self.memory("COUNTS", "network")["steps"])
 
     @property
-    def outliers(self) -> int:  # type: ignore[override]
+    def outliers(self) -> int:
         return int(self.memory("COUNTS", "network")["outliers"])
 
     @property
@@ -175,7 +156,7 @@ class Engine(StreamEngine):
         weights = [float(memory("NUMBERS", "heads", h)["weight"]) for h in range(len(self.form.heads))]
         since = int(counts["since"])
         chosen = {"features": subset, "ridge": ridge, "forgetting": forgetting, "since": since, "weights": weights}
-        if self._core.models is None:
+        if not self._core.form.mixed:
             return chosen
         counts, names = memory("COUNTS", "mixture"), [*self._core.names, "stack"]
         return chosen | {
@@ -205,12 +186,13 @@ class Engine(StreamEngine):
         """
         for name, values in {"MEAN": mean, "SCALE": scale, "TYPICAL": typical, "USUAL": typical}.items():
             self.memory(name, "network")[first:] = values
-        if self._core.models is not None:
+        if self._core.form.mixed:
             self.memory("SCALE", "mixture")[first:] = scale
 
     def set_target_offset(self, offset: Floats) -> None:
+        """Say what was subtracted from the targets (outputs,), by which experts can see their signs."""
         core = self._core
-        if core.models is not None and self.outputs == 1 and not core.form.settings["classes"]:
+        if core.form.mixed and self.outputs == 1 and not core.form.settings["classes"]:
             origin = (1 + logarithm.SHIFT) * float(offset[0])
             core.memory("ORIGIN", "log trees")["value"] = origin if 0 < origin < math.inf else 0.0
 
@@ -243,18 +225,21 @@ class Engine(StreamEngine):
         set_variance(self._core, noise)
 
     def set_inflation(self, inflation: int) -> None:
+        """Follow the errors e/√(1 + c φᵀBφ) with this c from now on, where the noise is that of recent errors."""
         if inflation != self.form.settings["inflation"]:
             self._core = self._core.with_settings(inflation=inflation)
 
     def set_plausible_targets(self, errors: Floats, low: Floats, high: Floats) -> None:
+        """Set the quantiles (outputs, 3) of |error|, at 0.5, 0.8 and 0.9, and the range (outputs,) of targets."""
         set_quantiles(self._core, errors)
         self.memory("RANGE", "network")[:] = np.stack([low, high], 1)
 
     def set_typical_weight(self, weight: float) -> None:
+        """Set the typical weight of a sample."""
         self.memory("COUNTS", "network")["weight"] = weight
 
     @property
-    def calibration_losses(self) -> Floats:  # type: ignore[override]
+    def calibration_losses(self) -> Floats:
         return self.memory("CALIBRATION", "network")
 
     def copy(self) -> Engine:
@@ -270,9 +255,7 @@ class Engine(StreamEngine):
         return answers(self._core, self._ready(), X)
 
     def fit_experts(self) -> None:
-        """Fit models on all rows, and grow all trees anew, each once on the rows that are stored, by boosting."""
-        if self._core.models:
-            self._core.models.refit()
+        """Grow all trees anew, each once on the rows that are stored, by boosting."""
         boost_trees(self._core)
 
     def take_network(self, other: Engine) -> None:
@@ -332,14 +315,12 @@ class Engine(StreamEngine):
         if self._core.spare < 0:
             self._core = saved.roomier(self._core, len(X))
         core = self._core
-        several = len(X) > self.batch_size or bool(core.models)
+        several = len(X) > self.batch_size
         if several:  # a single step is refused before any change
             core = replace(core.copy(), buffers=core.buffers)
-        out, answers, workspace = np.empty((len(X), self.outputs)), None, np.zeros(core.memory.layout.workspace)
+        out, workspace = np.empty((len(X), self.outputs)), np.zeros(core.memory.layout.workspace)
         kernels = Kernels(core) if several else self._ready()
-        if core.models:
-            core.models, answers = core.models.learned(X, Y, weights)
-        done = kernels.run("learn", workspace, X, Y, weights, answers, out)
+        done = kernels.run("learn", workspace, X, Y, weights, out)
         if done < len(X):
             raise diverged(done)
         if several:
@@ -348,14 +329,16 @@ class Engine(StreamEngine):
         return out
 
     def learn_pass(self, X: Floats, Y: Floats, sample_weight: Floats, forgetting: float, every: int) -> Floats:
-        if self._core.models is not None:
-            return super().learn_pass(X, Y, sample_weight, forgetting, every)
+        """Learn rows in batches as `learn` does, where the head of a network alone forgets by `forgetting` per batch.
+
+        It forgets all of `every` batches at once, before the first of them.
+        """
         core = self._core.copy()
         out, workspace, kernels = np.empty_like(Y), np.zeros(core.memory.layout.workspace), Kernels(core)
         numbers = core.memory("NUMBERS", "heads", 0)
         for some, factor in forgetting_steps(len(X), self.batch_size, forgetting, every):
             numbers["forgetting"] = factor
-            done = kernels.run("learn", workspace, X[some], Y[some], sample_weight[some], None, out[some])
+            done = kernels.run("learn", workspace, X[some], Y[some], sample_weight[some], out[some])
             if done < some.stop - some.start:
                 raise diverged(some.start + done)
         core.kernels, self._core = kernels, core
@@ -363,9 +346,6 @@ class Engine(StreamEngine):
 
     def learn_row(self, x: Sequence[float], y: Iterable[float], weight: float) -> None:
         """Learn one row of a positive weight, without allocating arrays."""
-        if self._core.models:
-            super().learn_row(x, y, weight)
-            return
         self._core.spare -= 1
         if self._core.spare < 0:
             self._core = saved.roomier(self._core, 1)
@@ -388,8 +368,6 @@ class Engine(StreamEngine):
     def predict_row(self, x: Sequence[float]) -> list[float]:
         """The prediction for one row, without allocating arrays; threads may call it at the same time."""
         core = self._core
-        if core.models:
-            return super().predict_row(x)
         try:
             row = core.buffers.pop()
         except IndexError:
@@ -402,10 +380,18 @@ class Engine(StreamEngine):
 
     def _predict(self, X: Floats, leverage: Floats | None) -> Floats:
         out, kernels, core = np.empty((len(X), self.outputs)), self._ready(), self._core
-        answers = core.models.predictions(X, self.outputs) if core.models else None
         workspace = np.zeros(core.memory.layout.workspace)  # its own: threads may predict at the same time
-        kernels.run("predict" if leverage is None else "leverage", workspace, X, None, None, answers, out, leverage)
+        kernels.run("predict" if leverage is None else "leverage", workspace, X, None, None, out, leverage)
         return out
+
+
+def forgetting_steps(rows: int, batch: int, forgetting: float, every: int) -> Iterator[tuple[slice, float]]:
+    """Rows in batches and the factor by which the head forgets in each of these: the first of `every` for all."""
+    for start in range(0, rows, batch * every):
+        first, stop = min(start + batch, rows), min(start + batch * every, rows)
+        yield slice(start, first), forgetting ** -(-(stop - start) // batch)
+        if first < stop:
+            yield slice(first, stop), 1.0
 
 
 def diverged(sample: int) -> NotFinite:

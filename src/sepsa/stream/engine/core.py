@@ -1,4 +1,4 @@
-"""What a compiled engine is at a moment: its form, its memory, its options and models. An engine replaces it whole.
+"""What a compiled engine is at a moment: its form, its memory and its options. An engine replaces it whole.
 
 Here are the weights of its body as well, and its errors: the variance of targets about predictions, and the quantiles
 of |error|.
@@ -15,12 +15,11 @@ import numpy as np
 
 from sepsa.states import schema
 from sepsa.states.plain import generator_state, read_generator
-from sepsa.stream.engine.protocol import Floats, residual_degrees
 from sepsa.stream.experts import network_parts, step
 from sepsa.stream.experts.frame import Expert, given, row
-from sepsa.stream.experts.models import ModelExperts
 from sepsa.stream.kernels.body import FOURIER
 from sepsa.stream.kernels.memory import Layout, Memory
+from sepsa.stream.kernels.parts import Floats
 from sepsa.validation import at_least
 
 BANDWIDTH = 1.4  # of Fourier features, over standardized inputs
@@ -38,7 +37,7 @@ class Form(NamedTuple):
     settings: dict[str, int]
     most_rows: int  # that the trees keep
     table: tuple[Expert, ...]  # all experts that there are, the network first
-    models: int | None  # those of the user; None: the network is alone
+    mixed: bool  # whether there are other experts; else the network is alone
 
     @property
     def experts(self) -> tuple[Expert, ...]:
@@ -46,12 +45,12 @@ class Form(NamedTuple):
         first, *others = self.table
         classes = self.settings["classes"]
         able = [each for each in others if not (each.for_numbers if classes else each.for_classes)]
-        return (first,) if self.models is None else (first, *able)
+        return (first, *able) if self.mixed else (first,)
 
     def sizes(self) -> dict[str, int]:
         """The sizes of an engine of this form, without those that experts know."""
-        d, hidden, built_in = self.inputs, self.hidden, len(self.experts)
-        first, last, experts = sum(hidden[:1]), sum(hidden[-1:]), built_in + (self.models or 0)
+        d, hidden, experts = self.inputs, self.hidden, len(self.experts)
+        first, last = sum(hidden[:1]), sum(hidden[-1:])
         widths = zip((d, *hidden), hidden, strict=False)
         return {
             "inputs": at_least("inputs", d, 1),
@@ -68,8 +67,6 @@ class Form(NamedTuple):
             "experts": experts,
             "stacked": experts - 1,
             "candidates": experts + 1,
-            "built_in": built_in,
-            "models": self.models or 0,
             "tree_slots": self.settings["trees"] + 1,
             **self.settings,
         }
@@ -102,7 +99,6 @@ class Core:
     form: Form
     memory: Memory
     options: Any  # a record of `OPTIONS`
-    models: ModelExperts | None
     rng: np.random.Generator
     spare: int = 0  # rows that can be learned before there must be more room, unless that is looked at again
     buffers: list[Any] = field(default_factory=list)  # `RowBuffer`s of calls that have ended
@@ -115,7 +111,7 @@ class Core:
     def of_form(self, form: Form) -> Core:
         """Another one of this form, before any row, with a generator of its own."""
         rng = read_generator("generator", generator_state(self.rng))  # copies share one until it is drawn from
-        return started(form, self.options, self.models, rng)
+        return started(form, self.options, rng)
 
     def with_settings(self, **settings: int) -> Core:
         """This one with settings on which the places of its parts do not depend; it shares the memory."""
@@ -125,10 +121,10 @@ class Core:
     @property
     def names(self) -> list[str]:
         """The names of the experts in the order of their answers, the network's first."""
-        return [*(expert.name for expert in self.form.experts), *(self.models.names if self.models else ())]
+        return [expert.name for expert in self.form.experts]
 
 
-def started(form: Form, options: Any, models: ModelExperts | None, rng: np.random.Generator) -> Core:
+def started(form: Form, options: Any, rng: np.random.Generator) -> Core:
     """An engine of this form before any row; the weights of its body are zero."""
     memory = Memory(form.layout())
     memory.start()
@@ -136,7 +132,7 @@ def started(form: Form, options: Any, models: ModelExperts | None, rng: np.rando
         memory("D", "heads", h)[:], memory("RIDGE", "heads", h)[:] = 1 / strength, strength
         numbers = memory("NUMBERS", "heads", h)
         numbers["forgetting"], numbers["ridge"], numbers["weight"] = keeps, strength, 1 / len(form.heads)
-    return Core(form, memory, options, models, rng)
+    return Core(form, memory, options, rng)
 
 
 # ---------------------------------------------------------------------- the weights of the body
@@ -191,7 +187,7 @@ def variance(core: Core) -> Floats:
         penalty, degrees = penalty_and_residual_degrees(core)
         return np.maximum(core.memory("ENERGY", "heads", 0) - penalty, 0.0) / degrees
     sizes = core.memory("ERROR", "network")[:, 2]
-    if core.models is not None:
+    if core.form.mixed:
         unit, error = np.sqrt(core.memory("GAIN", "network")), core.memory("ERROR", "mixture")[:, 2]
         sizes = np.divide(error, unit, out=np.zeros_like(error), where=unit > 0)
     return (sizes / NINE_TENTHS) ** 2
@@ -207,7 +203,7 @@ def set_variance(core: Core, variance: Floats) -> None:
 def set_quantiles(core: Core, quantiles: Floats) -> None:
     """Set the quantiles (outputs, 3) of |error|."""
     groups = {"network": quantiles}
-    if core.models is not None:
+    if core.form.mixed:
         groups["mixture"] = quantiles * np.sqrt(core.memory("GAIN", "network"))[:, None]
     for group, values in groups.items():
         core.memory("ERROR", group)[:], core.memory("ERROR_RUN", group)[:] = values, 0.0
@@ -219,5 +215,8 @@ def penalty_and_residual_degrees(core: Core) -> tuple[Floats, float]:
     ridge, D = part("RIDGE"), part("D")
     column, row = np.tril_indices(len(D), -1)  # U's columns lie one after the other
     free = len(D) - float(D @ ridge + (part("U") ** 2 * ridge[row]) @ D[column])
-    penalty = (part("W") - part("PRIOR")) ** 2 @ ridge
-    return residual_degrees(penalty, float(part("NUMBERS")["samples"]), free)
+    penalty, samples = (part("W") - part("PRIOR")) ** 2 @ ridge, float(part("NUMBERS")["samples"])
+    degrees = samples - free
+    if degrees > 0.1 * samples:
+        return penalty, degrees
+    return 0 * penalty, max(samples, np.finfo(float).tiny)  # nearly no degrees, as with small weights

@@ -14,14 +14,13 @@ ACTIVATIONS = {"identity": body.IDENTITY, "relu": body.RELU, "gelu": body.GELU, 
 # β1 of Adam; "auto" is Adam without momentum: a gradient is taken at a head that has moved since the last one.
 OPTIMIZERS = {"adam": 0.9, "auto": 0.0}
 LOSSES = {"squared": 0, "huber": 1}
+BODIES = ("auto", "fourier", "experts")  # what an estimator's `body` may be
 RIDGES = (10.0, 1.0, 100.0)  # the candidates where ridge is "auto"
 FORGETTINGS = (1.0, 0.999, 0.99)
 
 
-def body_of(body: str | None, hidden: Any, experts: Sized = ()) -> str | None:
+def body_of(body: str, hidden: Any) -> str:
     """The body that the parameter `body` means; "auto" has experts, except for a linear model, which stays exact."""
-    if len(experts):
-        return "experts"
     linear = isinstance(hidden, Sized) and not isinstance(hidden, str) and not len(hidden)
     return body if body != "auto" else "fourier" if linear else "experts"
 
@@ -86,8 +85,8 @@ def of_estimator(parameters: Mapping[str, Any], for_fit: bool) -> dict[str, Any]
     default = "gelu" if for_fit else "fourier"
     if isinstance(sizes, str) and sizes == "auto":
         sizes = (50, 50) if for_fit else (64,)
-    if body_of(parameters["body"], sizes, parameters["experts"]) == "experts":
-        options |= {"body": "experts", "experts": parameters["experts"], "max_rows": parameters["max_rows"]}
+    if body_of(parameters["body"], sizes) == "experts":
+        options |= {"experts": True, "max_rows": parameters["max_rows"]}
         options |= {"trees": TABLE_TREES} if for_fit else {}
     return options | {
         "batch": 1 if batch == "auto" else at_least("batch_size", batch, 1),

@@ -1,6 +1,6 @@
-"""Saved states of the compiled engine, by the names of experts and parts: an engine with more experts loads them.
+"""Saved states of the compiled engine, by the names of experts and parts.
 
-An expert that a state lacks begins anew, at its prior weight. What is saved of a part, and what is checked, follows
+What is saved of a part, and what is checked, follows
 from its declaration (`sepsa.stream.kernels.memory`). Growth is here as well: it reads one state and writes another.
 """
 
@@ -18,7 +18,7 @@ from sepsa.stream.engine.options import ACTIVATIONS
 from sepsa.stream.experts import EXPERTS, trees
 from sepsa.stream.experts.frame import OPTIONS
 from sepsa.stream.experts.tree_parts import MEMORY, room_for, window
-from sepsa.stream.kernels.memory import SHAPES, Layout, Memory, saved, shapes_of
+from sepsa.stream.kernels.memory import SHAPES, saved, shapes_of
 
 MOST_TREES = 1000
 
@@ -47,9 +47,7 @@ def state_dict(core: Core) -> dict[str, Any]:
         "arrays": network_arrays(core),
         "generator": generator_state(core.rng),
     }
-    if core.models is None:
-        return network
-    return {**sizes, "network": network, **experts_and_mixture(core), "models": core.models.state_dict()}
+    return {**sizes, "network": network, **experts_and_mixture(core)} if core.form.mixed else network
 
 
 def network_arrays(core: Core) -> dict[str, Any]:
@@ -73,20 +71,14 @@ def experts_and_mixture(core: Core) -> dict[str, Any]:
 
 def loaded(core: Core, state: Any, entry: str) -> Core:
     """An engine like this one in a saved state; a ValueError names the wrong entry."""
-    if core.models is None:
+    if not core.form.mixed:
         return load_network(core, state, entry, {})
-    new = schema.read(entry, state, {"inputs", "outputs", "network", "experts", "mixture", "models"})
+    new = schema.read(entry, state, {"inputs", "outputs", "network", "experts", "mixture"})
     other = load_network(core, new["network"], new.path("network"), sizes_of(new["experts"], new.path("experts")))
     new.equal("inputs", other.form.inputs)
     new.equal("outputs", other.form.outputs)
     load_experts(other, new["experts"], new.path("experts"))
     load_mixture(other, new["mixture"], new.path("mixture"))
-    lacking = {*new["mixture"]["experts"]} - {*new["experts"], *core.names[:1], *core.models.names}
-    if lacking:
-        raise new.damaged(
-            "experts", f"states of {sorted(lacking)} too, which the mixture weighs", sorted(new["experts"])
-        )
-    other.models = core.models.loaded(new["models"], new.path("models"))
     return other
 
 
@@ -123,48 +115,20 @@ def sizes_of(states: Any, entry: str) -> dict[str, int]:
     return {"trees": shape[0], "room": shape[1]} if known else {}
 
 
-def load_experts(core: Core, states: Any, entry: str) -> None:
-    """Load the experts that the state has; others stay at their start."""
+def load_experts(core: Core, state: Any, entry: str) -> None:
+    """Load the experts other than the network."""
     names = [expert.name for expert in core.form.experts[1:]]
-    unknown = sorted(set(states) - set(names)) if isinstance(states, dict) else ["no dict"]
-    if unknown:
-        raise ValueError(
-            f"{entry} has experts that this version does not know, {unknown}: load it with the version that saved it"
-        )
+    experts = schema.read(entry, state, set(names))
     for name in names:
-        if name in states:
-            parts = set(core.memory.names(name))
-            own = schema.read(f"{entry}[{name!r}]", states[name], parts, optional={SHAPES})
-            core.memory.load(own, name)
+        own = schema.read(experts.path(name), experts[name], set(core.memory.names(name)), optional={SHAPES})
+        core.memory.load(own, name)
 
 
 def load_mixture(core: Core, state: Any, entry: str) -> None:
-    """Load the weights of experts by their names; one that the state lacks has its prior weight from now on."""
-    memory, names = core.memory, core.names
-    new = schema.read(entry, state, {"experts", *memory.names("mixture")})
-    own = new.items("experts").values
-    if own[:1] != names[:1] or not all(type(name) is str for name in own) or len({*own} & {*names}) < len(own):
-        raise new.damaged("experts", "distinct names of experts, the network first", schema.brief(own))
-    layout, count = memory.layout, len(own)
-    sizes = layout.sizes | {"experts": count, "stacked": count - 1, "candidates": count + 1}
-    former = Memory(Layout(layout.frame, [layout.groups["mixture"]], sizes))
-    former.load(new, "mixture")
-    ours, theirs = [*names, "stack"], [*own, "stack"]
-    known = [name for name in ours if name in theirs]
-    axes = {"candidates": known, "stacked": known[1:-1]}  # differences from the network's answer, which is the first
-    for part in layout.groups["mixture"].parts:
-        if part.kept:
-            into, array, by_expert = memory(part.name, "mixture"), former(part.name, "mixture"), {*axes} & {*part.shape}
-            if part.name == "LOSS":
-                into[:] = array[0]
-            less = int("stacked" in part.shape)
-            places = [
-                np.ix_(*([order.index(name) - less for name in axes[axis]] for axis in part.shape if axis in axes))
-                for order in (ours, theirs)
-            ]
-            into[places[0] if by_expert else ...] = array[places[1] if by_expert else ...]
-    counts = memory("COUNTS", "mixture")
-    counts["best"] = ours.index(theirs[counts["best"]])
+    """Load the weights of the experts."""
+    new = schema.read(entry, state, {"experts", *core.memory.names("mixture")})
+    new.equal("experts", core.names)
+    core.memory.load(new, "mixture")
 
 
 # ---------------------------------------------------------------------- pickles
@@ -174,25 +138,25 @@ def pickled(core: Core) -> dict[str, Any]:
     """What a pickle holds: what makes an engine of the same form, with the models themselves, and its state."""
     own = core.form._asdict()
     own = {name: own[name] for name in ("inputs", "outputs", "hidden", "heads", "settings")}
-    own |= {"max_rows": core.form.most_rows, "options": saved(core.options), "models": core.models}
+    own |= {"max_rows": core.form.most_rows, "options": saved(core.options), "mixed": core.form.mixed}
     own |= {"table": [expert.name for expert in core.form.table]}
     own |= {"generator": core.rng, "network": network_arrays(core)}
-    return own | (experts_and_mixture(core) if core.models is not None else {})
+    return own | (experts_and_mixture(core) if core.form.mixed else {})
 
 
 def unpickled(state: dict[str, Any]) -> Core:
     """The engine of which `pickled` returned this; a pickle of another development version is refused."""
-    models, of_form = state["models"], ("inputs", "outputs", "hidden", "heads", "settings")
-    more = {"experts", "mixture"} if models is not None else set[str]()
-    others = {"max_rows", "options", "models", "table", "generator", "network"}
+    of_form = ("inputs", "outputs", "hidden", "heads", "settings", "mixed")
+    more = {"experts", "mixture"} if state.get("mixed") else set[str]()
+    others = {"max_rows", "options", "table", "generator", "network"}
     schema.read("the pickle", state, {*of_form, *others, *more})
     own = {name: state[name] for name in of_form}
     table = tuple(expert for expert in EXPERTS if expert.name in state["table"])
-    form = Form(**own, most_rows=state["max_rows"], table=table, models=None if models is None else len(models))
+    form = Form(**own, most_rows=state["max_rows"], table=table)
     options = np.array(tuple(state["options"].tolist()), OPTIONS.dtype)
-    core = started(form, options, models, state["generator"])
+    core = started(form, options, state["generator"])
     load_arrays(core, {name: array.ravel() for name, array in state["network"].items()}, "network")
-    if models is not None:
+    if form.mixed:
         load_experts(core, state["experts"], "experts")
         load_mixture(core, state["mixture"], "mixture")
     return core
@@ -204,7 +168,7 @@ def unpickled(state: dict[str, Any]) -> Core:
 def grown(core: Core, inputs: int, outputs: int) -> Core:
     """The engine with more inputs or outputs, which were zero in all rows so far; a tree in growth begins anew."""
     form = core.form._replace(inputs=inputs, outputs=outputs)
-    if core.models is not None:  # the same room, or less where memory is limited
+    if form.mixed:  # the same room, or less where memory is limited
         most = room_for(form.most_rows, inputs, form.most_rows)
         form = form.with_settings(room=min(form.settings["room"], most))
     other = core.of_form(form)
@@ -220,7 +184,7 @@ def roomier(core: Core, rows: int) -> Core:
 
     A tree begins anew if all places are taken.
     """
-    if core.models is None:
+    if not core.form.mixed:
         core.spare = sys.maxsize
         return core
     form, stored = core.form, int(core.memory("STORED", "trees")["rows"])

@@ -16,7 +16,7 @@ OWN_CALLS = Record(spread=int, calibrate=int, answer=int, learn=int)
 # Sizes that follow from the network's form, of the experts, then settings of the engine.
 SIZES = """
 inputs outputs depth width hidden heads parameters units deltas features stride
-experts stacked candidates built_in models
+experts stacked candidates
 batch activation standardize robust classes inflation room trees rate tree_slots
 """
 
@@ -25,12 +25,11 @@ given = Frame(
     tuple(SIZES.split()),
     Part("WIDTHS", np.int64, ("depth",)),
     Part("OPTIONS", OPTIONS),
-    Part("CALLS", np.int64, ("built_in", 2)),  # addresses of `answer` and `learn` of each expert
+    Part("CALLS", np.int64, ("experts", 2)),  # addresses of `answer` and `learn` of each expert
     Part("OWN_CALLS", OWN_CALLS),  # addresses of the kernels by which the step calls its own parts
     Part("X", float, ("batch", "inputs")),
     Part("Y", float, ("batch", "outputs")),
     Part("WEIGHT", float, ("batch",)),
-    Part("MODELS", float, ("batch", "models", "outputs")),
     Part("OUT", float, ("batch", "outputs")),
     Part("LEVERAGE", float, ("batch",)),
 )

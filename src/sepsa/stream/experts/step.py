@@ -22,7 +22,7 @@ from sepsa.stream.kernels.robust import calibrate, first_scale, follow_errors, l
 from sepsa.stream.kernels.views import Group, call
 from sepsa.stream.kernels.weigh import weigh
 
-FARTHEST = 1e6  # deviations, to which a target and the answers of models are clipped
+FARTHEST = 1e6  # deviations, to which a target and the answer of the network are clipped
 
 COUNTS = Record(
     rows=int,
@@ -49,8 +49,8 @@ parts = Group(
 )
 ANSWER, LEARN = range(2)  # in `CALLS`
 strength_of = inlined(strength)
-X_AT, Y_AT, WEIGHT_AT, MODELS_AT, OUT_AT, LEVERAGE_AT = (
-    given.slots.index(name) for name in ("X", "Y", "WEIGHT", "MODELS", "OUT", "LEVERAGE")
+X_AT, Y_AT, WEIGHT_AT, OUT_AT, LEVERAGE_AT = (
+    given.slots.index(name) for name in ("X", "Y", "WEIGHT", "OUT", "LEVERAGE")
 )
 
 
@@ -82,13 +82,9 @@ def ask_all(model, i):
     (answers, unit), out = row.views("ANSWERS UNIT", model), given.OUT(model)[i]
     for k in range(out.size):
         answers[0, k] = min(max(out[k] * unit[k], -FARTHEST), FARTHEST)
-    calls, built_in = given.CALLS(model), size.built_in(model)
-    for e in range(1, 1 if same else built_in):
+    calls = given.CALLS(model)
+    for e in range(1, 1 if same else size.experts(model)):
         call(calls[e, ANSWER], model, e)
-    told = given.MODELS(model)[i]
-    for e in range(built_in, size.experts(model)):
-        for k in range(out.size):
-            answers[e, k] = min(max(told[e - built_in, k] * unit[k], -FARTHEST), FARTHEST)
 
 
 @called
@@ -170,7 +166,7 @@ def score(model):
 def teach_all(model):
     """Let the experts other than the network learn the row."""
     calls = given.CALLS(model)
-    for e in range(1, size.built_in(model)):
+    for e in range(1, size.experts(model)):
         call(calls[e, LEARN], model, e)
 
 
@@ -182,7 +178,6 @@ def advance(model, rows):
     model[Y_AT] += 8 * rows * m
     model[OUT_AT] += 8 * rows * m
     model[WEIGHT_AT] += 8 * rows
-    model[MODELS_AT] += 8 * rows * m * size.models(model)
 
 
 @kernel(cost=1.5)

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.forecast.grids import BUSINESS, DAY, MONTHS, Grid, day_of, month_of
 from sepsa.stream.forecast.times import local_seconds
+from sepsa.stream.kernels.parts import Floats
 
 MONDAY = 4 * DAY  # seconds since 1970 of the first Monday, from which rows of dates are numbered
 LAST = (1, 2, 3)  # blocks ago that are inputs, beside those of a season

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from sepsa.states import schema
-from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.forecast.block_rows import BlockPlan, between, check_width, row_numbers
 from sepsa.stream.forecast.clock import HISTORY, SETTLED, Clock
 from sepsa.stream.forecast.grids import Grid
@@ -24,6 +23,7 @@ from sepsa.stream.forecast.history import IMAGINED, Purpose
 from sepsa.stream.forecast.model import KNOWN, LEVELS, Settings
 from sepsa.stream.forecast.rows import packed
 from sepsa.stream.forecast.seasons import check_seasons
+from sepsa.stream.kernels.parts import Floats
 from sepsa.stream.kernels.robust import HUGE
 from sepsa.stream.sklearn import SepSARegressor
 

@@ -14,7 +14,6 @@ from zoneinfo import ZoneInfo
 import numpy as np
 
 from sepsa.states import schema
-from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.forecast.grids import (
     BUSINESS,
     DAY,
@@ -28,6 +27,7 @@ from sepsa.stream.forecast.grids import (
     monthly,
 )
 from sepsa.stream.forecast.times import EPOCH, Moments, local_seconds, read_zone, seconds_east
+from sepsa.stream.kernels.parts import Floats
 
 SETTLED = 256  # times after which the grid is no longer corrected
 HISTORY = 2048  # rows that a forecaster keeps, and can place anew

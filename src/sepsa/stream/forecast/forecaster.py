@@ -16,7 +16,6 @@ from sepsa.interrupt import DeferredInterrupt
 from sepsa.states import schema
 from sepsa.states.objects import Saves, check_stamp, rebuilt_as, stamp
 from sepsa.states.plain import pack_label, unpack_labels
-from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.forecast import show
 from sepsa.stream.forecast.clock import HISTORY, Clock, Place
 from sepsa.stream.forecast.history import IMAGINED, MOST_LAGS, History, Purpose
@@ -34,6 +33,7 @@ from sepsa.stream.forecast.rows import (
 )
 from sepsa.stream.forecast.seasons import check_seasons
 from sepsa.stream.forecast.times import Moments, Time, Times, read_times
+from sepsa.stream.kernels.parts import Floats
 from sepsa.stream.kernels.robust import HUGE
 from sepsa.validation import at_least, in_range
 

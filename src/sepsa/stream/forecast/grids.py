@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.kernels.parts import Floats
 
 DAY, WEEK, YEAR = 86400.0, 7 * 86400.0, 365.25 * 86400.0  # seconds
 SECONDS, BUSINESS, MONTHS = "seconds", "business days", "months"

@@ -8,11 +8,11 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from sepsa.states import schema
-from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.forecast.clock import HISTORY, SETTLED
 from sepsa.stream.forecast.grids import Grid
 from sepsa.stream.forecast.model import ForecastModel, Settings
 from sepsa.stream.forecast.seasons import check_seasons, find_seasons
+from sepsa.stream.kernels.parts import Floats
 from sepsa.stream.kernels.robust import HUGE
 
 WARM_UP = 256  # rows after which scales follow the data by themselves

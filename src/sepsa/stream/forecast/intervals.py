@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike
 
 from sepsa.states import schema
 from sepsa.states.objects import Saves, rebuilt_as
-from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.forecast.forecaster import LARGEST, SepSAForecaster, check_coverage
+from sepsa.stream.kernels.parts import Floats
 from sepsa.validation import at_least
 
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from sepsa.jit import Kernel, compile_kernels
 from sepsa.states import schema
-from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.forecast.kernels import parts, rescale, step
 from sepsa.stream.forecast.kernels.heads import FIRST_ROWS
 from sepsa.stream.kernels.memory import Layout, Memory
+from sepsa.stream.kernels.parts import Floats
 from sepsa.stream.scales import moments, trimmed
 
 LEVELS: Floats = np.array([0.005, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975, 0.995])  # of errors

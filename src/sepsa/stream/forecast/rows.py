@@ -12,8 +12,8 @@ import numpy as np
 from sepsa.stream.columns.cells import DATE, date_formats
 from sepsa.stream.columns.frame import as_pandas
 from sepsa.stream.columns.reader import column_of
-from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.forecast.times import Moments, read_times
+from sepsa.stream.kernels.parts import Floats
 from sepsa.stream.kernels.robust import HUGE
 
 ONLY = "y"  # the name of the series where y is a number

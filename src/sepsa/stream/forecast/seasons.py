@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sepsa.states import schema
-from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.kernels.parts import Floats
 from sepsa.stream.scales import moments
 
 LONGEST = 100_000  # rows

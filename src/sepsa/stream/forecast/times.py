@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from sepsa.states import schema
 from sepsa.stream.columns.cells import DATE, date_formats
 from sepsa.stream.columns.cells import read_time as read_iso
-from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.kernels.parts import Floats
 
 EPOCH = datetime(1970, 1, 1)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.kernels.parts import Floats
 from sepsa.stream.tables.cells import RowBlock, TableError
 from sepsa.stream.tables.command import StreamRun, check_first_target, check_names, name_of
 from sepsa.stream.tables.inspection import Chart, spelled, write_template

@@ -19,9 +19,9 @@ from sepsa.states.objects import rebuilt_as
 from sepsa.stream.calibration import probabilities
 from sepsa.stream.columns.inputs import CLASS_MEANS, Inputs, date_names
 from sepsa.stream.columns.reader import Column
-from sepsa.stream.engine.bodies import NAMED
-from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.engine.options import BODIES
 from sepsa.stream.growth import class_codes, first_rows, indicators, learn_rows
+from sepsa.stream.kernels.parts import Floats
 from sepsa.stream.learner import StreamLearner
 from sepsa.stream.tables.cells import BadRow, RowBlock, UsableRows
 from sepsa.stream.tables.options import TableOptions
@@ -81,7 +81,7 @@ class TableModel(TableOptions):
     def __init__(self, target: str, **options: Any) -> None:
         self.reading = Reading.take(options)
         super().__init__(target, **options)
-        one_of("body", self.body, NAMED)
+        one_of("body", self.body, BODIES)
         self.inputs = Inputs(self.categories, CLASS_MEANS if self.classify else 1)
         self.classes: dict[str, int] = {}
         self.trace = ErrorTrace()
@@ -108,7 +108,7 @@ class TableModel(TableOptions):
             skip=True,
             ridge=self.ridge,
             forgetting=self.forgetting,
-            body=self.body,
+            experts=self.body != "fourier",
         )
 
     # ------------------------------------------------------------------ learning

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from sepsa.states import schema
 from sepsa.states.objects import rebuilt_as
 from sepsa.stream.columns.cells import read_cell, read_date
-from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.forecast import SepSAForecaster
 from sepsa.stream.forecast.times import Moments
+from sepsa.stream.kernels.parts import Floats
 from sepsa.stream.kernels.robust import HUGE
 from sepsa.stream.tables.cells import RowBlock, UsableRows
 from sepsa.stream.tables.model import BlockResult, at_rows

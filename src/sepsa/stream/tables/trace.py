@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sepsa.states import schema
-from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.kernels.parts import Floats
 
 WINDOW = 256  # rows whose mean error is one value; windows do not depend on the blocks of rows
 POINTS = 256  # most points of the curve: two become one when there are more
