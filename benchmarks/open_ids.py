@@ -17,14 +17,14 @@ from pathlib import Path
 import numpy as np
 from measure import write
 
-from sepsa.river import SepSARegressor
+from sepsa.river import Delayed, SepSARegressor
 
 OPEN, FEATURES, LEARNED = 100_000, 10, 1000
 
 
 def main() -> None:
     rng = np.random.default_rng(0)
-    model = SepSARegressor(seed=0, body="fourier")
+    model = Delayed(SepSARegressor(seed=0, body="fourier"))
 
     def samples(count: int) -> list[dict[str, float]]:
         names = [f"feature {j}" for j in range(FEATURES)]
@@ -53,7 +53,7 @@ def main() -> None:
         start = time.process_time()
         model.save(path)
         saved = time.process_time() - start
-        loaded = SepSARegressor.load(path)
+        loaded = Delayed.load(path)
         took = {"save_s": saved, "load_s": time.process_time() - start - saved, "file_MB": path.stat().st_size / 1e6}
     start = time.process_time()
     for id, x in zip(ids, xs, strict=True):

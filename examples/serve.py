@@ -23,15 +23,15 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from sepsa.checkpoint import CheckpointError, inspect
-from sepsa.river import SepSARegressor
+from sepsa.river import Delayed, SepSARegressor
 
 PATH, PORT, EVERY = sys.argv[1], int(sys.argv[2]), 100  # samples and new ids between two checkpoints
 TOKEN = os.environ.get("SEPSA_TOKEN") or sys.exit("SEPSA_TOKEN must hold the token that clients send, got nothing")
 LONGEST, KEYS = 100_000, 1000  # bytes of a request; the last keys, which a checkpoint holds too
 writing = threading.Lock()  # one writer; readers need no lock and see the state before or after a sample
-model, keys, learned, unsaved = SepSARegressor(seed=0), {}, 0, 0
+model, keys, learned, unsaved = Delayed(SepSARegressor(seed=0)), {}, 0, 0
 if os.path.exists(PATH):
-    model, (learned, keys) = SepSARegressor.load(PATH), inspect(PATH).position
+    model, (learned, keys) = Delayed.load(PATH), inspect(PATH).position
 
 
 class Sample(BaseModel):
@@ -110,7 +110,8 @@ def learn(sample: Sample, idempotency_key: str | None = Header(None)) -> dict[st
     with writing:
         if idempotency_key is None or idempotency_key not in keys:
             try:
-                model.learn_one(sample.x, sample.y, id=sample.id)
+                given = () if sample.x is None and sample.id is not None else (sample.x,)
+                model.learn_one(*given, y=sample.y, id=sample.id)
             except (TypeError, ValueError) as error:  # it names the value and the cure, and nothing was learned
                 raise HTTPException(422, str(error)) from None
             learned, unsaved = learned + 1, unsaved + 1

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 import sepsa
 from heads.test_properties import SOLVERS as CASES
-from sepsa import RLS, SepSA, SoftmaxNewton, cli
+from sepsa import RLS, Delayed, SepSA, SoftmaxNewton, cli
 from test_observe import in_a_thread
 from test_optimizer import Named, batches
 
@@ -204,8 +204,7 @@ def very_many_features():
 
 def late_label(ids, answered, most=100_000):
     """What a model is told that predicts samples with these identifiers, and gets the target of one of them."""
-    model = river_model()
-    model.max_open_ids = most
+    model = Delayed(river_model(), max_open_ids=most)
 
     def follow():
         for i, each in enumerate(ids):
@@ -335,8 +334,8 @@ ACTS = {
     ("River", "a running `StandardScaler` before the model"): lambda: seen(river_model, scaler=True),
     ("River", "a dict of 20,000 features"): very_many_features,
     ("River", "a target for an `id` that is not open"): lambda: late_label(["a"], "b"),
-    ("River", "an `id` that another sample has"): lambda: late_label(["a", "a"], "a"),
-    ("River", "an `id` that is never answered"): lambda: late_label(["a", "b", "c"], "a", most=2),
+    ("`Delayed`", "an `id` that another sample has"): lambda: late_label(["a", "a"], "a"),
+    ("`Delayed`", "an `id` that is never answered"): lambda: late_label(["a", "b", "c"], "a", most=2),
     ("forecasting", "a panel whose rows are not sorted"): unsorted_panel,
     ("forecasting", "a panel with a time twice"): lambda: panel(pd.concat([PANEL, PANEL[3:4]])),
     ("forecasting", "a panel without a time"): lambda: panel(PANEL.assign(ds=PANEL.ds.where(PANEL.index != 3))),

@@ -280,8 +280,20 @@ def cure(what: Any) -> str:
 
 
 def parameters(what: Any) -> dict[str, Any]:
-    """The arguments with which an object of a registered class was made."""
-    return what._get_params() if hasattr(what, "_get_params") else what.get_params()
+    """The arguments with which an object of a registered class was made; a model among them as its kind and its own."""
+    own = what._get_params() if hasattr(what, "_get_params") else what.get_params()
+    if "model" in own:
+        model = own["model"]
+        if class_name(model) not in BUILT:
+            how = "commit(position=delayed.state_dict())" if hasattr(model, "commit") else "pickle the whole"
+            raise TypeError(f"model must be one of sepsa's to be saved, got {type(model).__name__}: {how}")
+        own["model"] = [class_name(model), parameters(model)]
+    return own
+
+
+def fitted(learner: Any) -> bool:
+    """Whether a learner has a state to save; a scikit-learn estimator has one after its first row."""
+    return bool(getattr(learner, "__sklearn_is_fitted__", lambda: True)())
 
 
 def has_state(what: Any) -> bool:
@@ -356,13 +368,21 @@ def load_all(objects: Mapping[Any, Any], states: Mapping[Any, Any]) -> None:
 
 def build(kind: str, configuration: Any, state: Any, name: str, size: int) -> Any:
     """A new object of a registered class, with this state, from a checkpoint whose tensors have `size` bytes."""
+    with limited_memory(size):
+        built = unlearned(kind, configuration, name)
+        built.load_state_dict(state)
+    return built
+
+
+def unlearned(kind: str, configuration: Any, name: str) -> Any:
+    """A new object of a registered class, from the result of `parameters`."""
     cls = built_class(kind)
     if cls is None:
         raise CheckpointError(f"{name} holds a {kind}: build one as it was built then, and give it as into=")
-    with limited_memory(size):
-        built = cls(**configuration)
-        built.load_state_dict(state)
-    return built
+    if "model" in configuration:
+        kind, own = configuration["model"]
+        configuration = configuration | {"model": unlearned(kind, own, name)}
+    return cls(**configuration)
 
 
 def check_kind(kind: str, given: Any, name: str) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from sepsa.interrupt import DeferredInterrupt
 from sepsa.states.file import CheckpointError
-from sepsa.states.objects import Saves, class_name, from_bytes, parameters, to_bytes
+from sepsa.states.objects import Saves, class_name, fitted, from_bytes, parameters, to_bytes
 from sepsa.states.plain import packed, unpack_label
 from sepsa.stream.columns.frame import is_frame
 from sepsa.validation import at_least
@@ -133,8 +133,9 @@ class KeyedLearner:
     def _new(self) -> Any:
         """A learner for a new key: a copy of `start`, without experts unless they were asked for or have learned."""
         new = copy.deepcopy(self.start)
-        if getattr(new, "body", None) == "auto" and getattr(new, "_learner", None) is None:
-            new.body = "fourier"
+        model = getattr(new, "model", new)  # of a Delayed
+        if getattr(model, "body", None) == "auto" and getattr(model, "_learner", None) is None:
+            model.body = "fourier"
         return new
 
     def __contains__(self, key: Hashable) -> bool:
@@ -236,7 +237,6 @@ class KeyedLearner:
         w: float = 1.0,
         *,
         time: Any = None,
-        id: Hashable = None,
     ) -> None:
         """Let the key's model of `sepsa.river` learn one sample, or the key's forecaster one row.
 
@@ -246,16 +246,11 @@ class KeyedLearner:
             y: The target; of a forecaster the values of the row.
             w: The sample's weight, for models that take one.
             time: The time of the row of a forecaster.
-            id: Instead of `x`, the `id` of a sample that was predicted for this key.
         """
         if hasattr(self.start, "forecast"):
             self[key].learn_one(y, x, time=time)
-        elif id is None:
-            self[key].learn_one(x, y, w)
-        elif key in self:
-            self[key].learn_one(x, y, w, id=id)
         else:
-            raise ValueError(f"id {id!r} is not open, since no sample was predicted with an id for the key {key!r}")
+            self[key].learn_one(x, y, w)
 
     def forecast(self, key: Hashable, horizon: int | None = None, xs: Any = None) -> list[Any]:
         """Forecast the next rows of a key by its forecaster.
@@ -270,20 +265,16 @@ class KeyedLearner:
         """
         return (self.get(key) or self.start).forecast(horizon, xs)
 
-    def predict_one(self, key: Hashable, x: dict[Any, Any], *, id: Hashable = None) -> Any:
+    def predict_one(self, key: Hashable, x: dict[Any, Any]) -> Any:
         """Predict one sample by the key's model of `sepsa.river`.
 
         Args:
-            key: The key; a new one is predicted by `start` and not added, unless there is an `id`.
+            key: The key; a new one is predicted by `start` and not added.
             x: Features by name.
-            id: A label, to learn the target later by `learn_one(key, y=..., id=...)`; the key's model keeps the sample
-                until then.
 
         Returns:
             What the model predicts.
         """
-        if id is not None:
-            return self[key].predict_one(x, id=id)
         return (self.get(key) or self.start).predict_one(x)
 
     def prequential(self, keys: Iterable[Hashable], X: ArrayLike, y: ArrayLike) -> NDArray[Any]:
@@ -366,8 +357,3 @@ class KeyedLearner:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def fitted(learner: Any) -> bool:
-    """Whether the learner has a state to save; a scikit-learn estimator has one after its first row."""
-    return bool(getattr(learner, "__sklearn_is_fitted__", lambda: True)())

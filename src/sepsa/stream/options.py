@@ -128,9 +128,6 @@ class RiverOptions(LearnerOptions):
     max_features: int = 256
     """The number of features with inputs of their own; the cost grows with its square."""
 
-    max_open_ids: int = 100_000
-    """The number of samples, predicted with an `id`, that wait for their targets; beyond it the oldest is dropped."""
-
     skip: bool = True
     """Whether the head sees the inputs beside the hidden units."""
 
@@ -142,10 +139,9 @@ class RiverOptions(LearnerOptions):
             raise TypeError(f"hidden must be a sequence of widths such as (50,), got {self.hidden!r}")
         self.hidden = self.hidden or []  # River reads a tuple as a class with its parameters, and fails at an empty one
         self.max_features = at_least("max_features", self.max_features, 1)
-        self.max_open_ids = at_least("max_open_ids", self.max_open_ids, 1)
 
     def of_learner(self) -> dict[str, Any]:
         """The options of a `StreamLearner`."""
-        own = ("max_features", "max_open_ids", "body")
+        own = ("max_features", "body")
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in own}
         return values | {"experts": body_of(self.body, self.hidden) == "experts"}

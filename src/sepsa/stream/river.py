@@ -30,7 +30,6 @@ import numpy as np
 from river import base, proba
 from river.utils import dataframe
 
-from sepsa.interrupt import DeferredInterrupt
 from sepsa.states import schema
 from sepsa.states.objects import Saves, check_stamp, rebuilt_as, stamp
 from sepsa.states.plain import pack_label, unpack_label, unpack_labels
@@ -40,7 +39,6 @@ from sepsa.stream.growth import Names, NewInput, class_codes, indicators, learn_
 from sepsa.stream.kernels.parts import Floats
 from sepsa.stream.kernels.robust import HUGE
 from sepsa.stream.learner import WARM_UP, StreamLearner
-from sepsa.stream.open_rows import OpenRows
 from sepsa.stream.options import RiverOptions
 from sepsa.stream.river_input import (
     Frame,
@@ -76,7 +74,6 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
         self._pending_features: dict[Hashable, list[float]] = {}  # features not entered yet, with their values
         self._outputs: Names = {}
         self._target_name: str | None = None
-        self._open = OpenRows()  # what was predicted with an `id`
         self._lock = threading.RLock()
         self._new_learner(1, 1)  # checks the options
 
@@ -101,16 +98,6 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
         A dict of its `features`, `ridge`, `forgetting`, the row `since` which it leads, and the `weights` of all heads.
         """
         return {} if self._learner is None else self._learner.engine.chosen
-
-    @property
-    def open_ids_(self) -> int:
-        """Number of samples that were predicted with an `id` and wait for their targets."""
-        return len(self._open)
-
-    @property
-    def dropped_ids_(self) -> int:
-        """Number of samples that were predicted with an `id` and dropped, since `max_open_ids` later ones came."""
-        return self._open.dropped
 
     def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
         """All outputs after these targets, new ones last in order of appearance, and the values (n, outputs)."""
@@ -144,7 +131,6 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
                 "outputs": [pack_label(name) for name in self._outputs],
                 "target_name": self._target_name,
                 "learner": None if self._learner is None else self._learner.state_dict(),
-                **({"open_rows": self._open.state_dict()} if self._open or self._open.dropped else {}),
             }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -157,7 +143,7 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
             ValueError: An entry is missing or wrong; the message names it and nothing changed.
         """
         keys = {"model", "features", "pending_features", "outputs", "target_name", "learner"}
-        new = schema.read("state_dict", state_dict, keys, optional={"open_rows"})
+        new = schema.read("state_dict", state_dict, keys)
         new.equal("model", type(self).__name__)
         features, outputs = unpack_labels(new, "features"), unpack_labels(new, "outputs")
         pending: dict[Hashable, list[float]] = {}
@@ -182,12 +168,8 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
                     raise ValueError(f"state_dict[{name!r}] must hold {count} names, as the learner, got {len(known)}")
         elif features or outputs:
             raise ValueError("state_dict['learner'] must not be None where there are features")
-        waiting = OpenRows()
-        if "open_rows" in state_dict:
-            waiting = OpenRows.from_state(new["open_rows"], new.path("open_rows"))
         with self._lock:
             self._take(
-                _open=waiting,
                 _features=features,
                 _outputs=outputs,
                 _pending_features=pending,
@@ -197,21 +179,17 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
 
     # ------------------------------------------------------------------ one sample
 
-    def learn_one(self, x: dict[Any, Any] | None = None, y: Any = None, w: float = 1.0, *, id: Hashable = None) -> None:
-        """Learn one sample, or the target of a sample that was predicted before with an `id`.
+    def learn_one(self, x: dict[Any, Any], y: Any, w: float = 1.0) -> None:
+        """Learn one sample.
 
         Args:
             x: Features by name; None, NaN or absence is a missing value.
             y: The target: a number; a label; of several targets a dict of numbers, with the same names in every sample.
-            w: The sample's weight; 0 learns nothing, and ends the wait for an `id`.
-            id: Instead of `x`, the `id` of the sample that was predicted.
+            w: The sample's weight; 0 learns nothing.
 
         Raises:
-            ValueError: A value is wrong, or `id` is not open; nothing changed.
+            ValueError: A value is wrong; nothing changed.
         """
-        if id is not None:
-            self._learn_open(x, y, w, id)
-            return
         learner, targets = self._learner, self._known_targets(y)
         values = None if targets is None else values_in_order(x, self._features, learner)
         if values is None or targets is None or learner is None or (w != 1.0 and not read_weight(w)):
@@ -219,20 +197,6 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
         else:
             with self._lock:
                 learner.learn_row(values, targets, w)
-
-    def _learn_open(self, x: dict[Any, Any] | None, y: Any, w: float, id: Hashable) -> None:
-        """Learn the target of an open sample, as if it came with it."""
-        if x is not None:
-            raise ValueError(f"x must be left out where id is given, since the sample predicted as {id!r} is learned")
-        with self._lock, DeferredInterrupt():
-            self.learn_one(self._open.sample(id), y, w)
-            self._open.remove(id)
-
-    def _hold(self, id: Hashable, x: dict[Any, Any]) -> None:
-        """Keep a sample until its target is learned."""
-        names, values = read_row(x)
-        with self._lock, DeferredInterrupt():
-            self._open.add(id, names, values[0], self.max_open_ids)
 
     def _known_targets(self, y: Any) -> list[float] | None:
         """The value of each output, where y brings no new one; None where y must be read with care."""
@@ -251,10 +215,8 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
                     values = in_columns(named, row, self._features)[0].tolist()
                     self._learner.learn_row(values, Y[0].tolist(), float(w))
 
-    def _predict_row(self, x: dict[Any, Any], id: Hashable = None) -> list[float] | None:
-        """The outputs for x, which waits for its target where it has an `id`; None before the first sample."""
-        if id is not None:
-            self._hold(id, x)
+    def _predict_row(self, x: dict[Any, Any]) -> list[float] | None:
+        """The outputs for x; None before the first sample."""
         values = values_in_order(x, self._features, self._learner)
         if values is not None and self._learner is not None:
             return self._learner.predict_row(values)
@@ -395,10 +357,8 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
             names, X = self._hashed(names, X)
         return self._learner.predict(in_columns(names, X, self._features))
 
-    def _distributions(self, x: dict[Any, Any], outputs: int, id: Hashable) -> list[proba.Gaussian]:
+    def _distributions(self, x: dict[Any, Any], outputs: int) -> list[proba.Gaussian]:
         """A normal distribution for each output; mean and deviation are 0 before the first sample."""
-        if id is not None:
-            self._hold(id, x)
         mean, std = np.zeros(outputs), np.zeros(outputs)
         if self._learner is not None:
             names, X = self._hashed(*read_row(x)) if self._shared else read_row(x)
@@ -451,20 +411,19 @@ class SepSARegressor(StreamModel, base.MiniBatchRegressor):
         except (TypeError, ValueError, OverflowError):
             return None
 
-    def predict_one(self, x: dict[Any, Any], with_dist: bool = False, *, id: Hashable = None) -> Any:
+    def predict_one(self, x: dict[Any, Any], with_dist: bool = False) -> Any:
         """Predict one sample.
 
         Args:
             x: Features by name; None, NaN or absence is a missing value.
             with_dist: Whether to return a distribution.
-            id: A label, to learn the target later by `learn_one(y=..., id=...)`; the model keeps the sample until then.
 
         Returns:
             A number, or a `river.proba.Gaussian` whose variance is σ² (1 + φᵀBφ), with σ from recent errors.
         """
         if with_dist:
-            return self._distributions(x, 1, id)[0]
-        row = self._predict_row(x, id)
+            return self._distributions(x, 1)[0]
+        row = self._predict_row(x)
         return 0.0 if row is None else row[0]
 
     def _answers(self, scores: Floats | None, rows: int) -> Sequence[Any] | Floats:
@@ -496,20 +455,19 @@ class SepSAMultiTargetRegressor(StreamModel, base.MultiTargetRegressor):  # type
         values = values_in_order(y, self._outputs)
         return None if values is None else list(map(float, values))
 
-    def predict_one(self, x: dict[Any, Any], with_dist: bool = False, *, id: Hashable = None) -> dict[Any, Any]:
+    def predict_one(self, x: dict[Any, Any], with_dist: bool = False) -> dict[Any, Any]:
         """Predict one sample.
 
         Args:
             x: Features by name; None, NaN or absence is a missing value.
             with_dist: Whether to return distributions.
-            id: A label, to learn the target later by `learn_one(y=..., id=...)`; the model keeps the sample until then.
 
         Returns:
             Numbers by target, or `river.proba.Gaussian`s with variances σ² (1 + φᵀBφ), with σ from recent errors.
         """
         if with_dist:
-            return dict(zip(self._outputs, self._distributions(x, len(self._outputs), id), strict=True))
-        row = self._predict_row(x, id)
+            return dict(zip(self._outputs, self._distributions(x, len(self._outputs)), strict=True))
+        row = self._predict_row(x)
         return {} if row is None else dict(zip(self._outputs, row, strict=True))
 
     def learn_many(self, X: Frame, y: Frame, w: float | Series = 1.0) -> None:
@@ -570,32 +528,30 @@ class SepSAClassifier(StreamModel, base.MiniBatchClassifier):
         indicators[place] = 1.0
         return indicators
 
-    def predict_one(self, x: dict[Any, Any], *, id: Hashable = None, **kwargs: Any) -> Any:
+    def predict_one(self, x: dict[Any, Any], **kwargs: Any) -> Any:
         """Predict the most probable class of one sample.
 
         Args:
             x: Features by name; None, NaN or absence is a missing value.
-            id: A label, to learn the target later by `learn_one(y=..., id=...)`; the model keeps the sample until then.
             **kwargs: Ignored; River's interface has them.
 
         Returns:
             A label, or None before the first sample.
         """
-        row = self._predict_row(x, id)
+        row = self._predict_row(x)
         return None if row is None else list(self._outputs)[row.index(max(row))]
 
-    def predict_proba_one(self, x: dict[Any, Any], *, id: Hashable = None, **kwargs: Any) -> dict[Any, float]:
+    def predict_proba_one(self, x: dict[Any, Any], **kwargs: Any) -> dict[Any, float]:
         """Predict the probability of each class for one sample.
 
         Args:
             x: Features by name; None, NaN or absence is a missing value.
-            id: A label, to learn the target later by `learn_one(y=..., id=...)`; the model keeps the sample until then.
             **kwargs: Ignored; River's interface has them.
 
         Returns:
             Probabilities by label; empty before the first sample.
         """
-        row = self._predict_row(x, id)
+        row = self._predict_row(x)
         if row is None:
             return {}
         return dict(zip(self._outputs, self._probabilities(np.array([row]))[0].tolist(), strict=True))
