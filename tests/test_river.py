@@ -5,7 +5,6 @@ import datetime
 import math
 import random
 import warnings
-import zlib
 
 import pytest
 
@@ -24,7 +23,7 @@ from reference import nearest_on_simplex
 from sepsa.river import SepSAClassifier, SepSAMultiTargetRegressor, SepSARegressor
 from sepsa.stream.calibration import INVERSE_TEMPERATURES
 from sepsa.stream.learner import WARM_UP, StreamLearner
-from sepsa.stream.river import ROWS_FOR_SCALE, SHARED
+from sepsa.stream.river import ROWS_FOR_SCALE
 from sepsa.stream.scales import scaled_as_they_came
 
 MODEL_TYPES = (SepSARegressor, SepSAClassifier, SepSAMultiTargetRegressor)
@@ -268,31 +267,30 @@ def test_a_late_feature_that_starts_slowly_does_no_harm():
     assert np.mean(error[2000:]) < 0.5 * np.mean(error[100:300])
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(1, 6))
-def test_features_beyond_the_limit_are_sums_with_signs(seed, limit):
-    rng, model = np.random.default_rng(seed), SepSARegressor(**SMALL, max_features=limit)
-    known = [0, "b"][:limit]
-    model.learn_one(dict.fromkeys(known, 1.0), 1.0)
-    names = [*known, *"cdefghij", *range(1, 5)]
-    X = rng.normal(size=(4, len(names)))
-    X[rng.random(X.shape) < 0.6] = np.nan
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        hashed = model._hashed(names, X)
-    there = [name for name in names if name not in known and not np.isnan(X[:, names.index(name)]).all()]
-    there.sort(key=lambda name: (np.isnan(X[:, names.index(name)]).argmin(), repr(name)))
-    over = there[max(0, limit - len(known)) :]
-    for i, row in enumerate(X):
-        expected = {}
-        for name, value in zip(names, row.tolist(), strict=True):
-            if not math.isnan(value):
-                number = zlib.crc32(repr(name).encode())
-                shared = f"{SHARED}{number // 2 % limit}" if name in over else name
-                sign = -1 if name in over and number % 2 == 0 else 1
-                expected[shared] = expected.get(shared, 0.0) + sign * value
-        seen = dict(zip(hashed[0], hashed[1][i].tolist(), strict=True))
-        assert {name: value for name, value in seen.items() if not math.isnan(value)} == expected
+@pytest.mark.parametrize("settled", [0, WARM_UP])
+def test_features_beyond_the_limit_are_ignored_with_one_warning(settled):
+    rng = np.random.default_rng(0)
+    rows = [{"a": v, "b": 1 - v} for v in rng.normal(size=settled).tolist()]
+    rows += [{"a": 0.1 * i, "c": 2.5 + i} for i in range(40)]  # a late number enters at its 32nd value
+    rows += [{"a": 0.1 * i, "c": 2.5 + i, "d": 1.0, "e": 1.0, "f": 7.0} for i in range(40)]  # an indicator at once
+    y = [x["a"] for x in rows]
+    one, many, few = (SepSARegressor(**SMALL, max_features=limit) for limit in (4, 4, 256))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for x, target in zip(rows, y, strict=True):
+            one.learn_one(x, target)
+    assert [str(each.message)[:44] for each in told] == ["more than 4 features: later ones are ignored"]
+    assert "FeatureHasher" in str(told[0].message)
+    assert told[0].filename == __file__
+    assert len(one._features) == 4
+    assert not one._pending_features
+    with pytest.warns(UserWarning, match="more than 4 features"):
+        many.learn_many(pd.DataFrame(rows), pd.Series(y))
+    assert inside(one) == inside(many)
+    for x, target in zip(rows, y, strict=True):
+        few.learn_one({name: value for name, value in x.items() if name in one._features}, target)
+    for x in rows[-5:]:
+        assert one.predict_one(x) == few.predict_one({name: x[name] for name in x if name in few._features})
 
 
 # ---------------------------------------------------------------------- probabilities

@@ -126,7 +126,7 @@ class RiverOptions(LearnerOptions):
     """What a missing feature means: its "mean", the number "zero", or "auto" to decide for each feature."""
 
     max_features: int = 256
-    """The number of features with inputs of their own; the cost grows with its square."""
+    """The most features that are learned; the cost grows with its square. Later ones are ignored, with a warning."""
 
     skip: bool = True
     """Whether the head sees the inputs beside the hidden units."""

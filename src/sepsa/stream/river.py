@@ -10,8 +10,8 @@ learner's scales are fixed, a feature is added with its `ROWS_FOR_SCALE`th value
 a scale; an indicator is added at once. A new class is added at once and exactly, since its indicator was zero until
 then.
 
-The state grows with the square of the number of features, and not with the number of samples. Features beyond
-`max_features` are hashed, with a sign, into as many further inputs.
+The state grows with the square of the number of features, and not with the number of samples. Once there are
+`max_features`, later ones are ignored.
 
 A classifier fits the indicator of each class by least squares; `sepsa.stream.calibration` converts its scores to
 probabilities.
@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 import threading
 import warnings
-import zlib
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -56,7 +55,6 @@ from sepsa.stream.scales import is_indicator, moments, reciprocal
 from sepsa.validation import one_of
 
 ROWS_FOR_SCALE = 32  # values of a late feature that determine its scale
-SHARED = "sepsa: hashed "  # the prefix of the inputs that features beyond `max_features` share
 PLACEHOLDER = "sepsa: always missing"  # the only feature of a stream whose first sample has none
 
 
@@ -64,7 +62,7 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
     """The base of River's models: features and outputs by name, and a learner of rows of numbers."""
 
     _regression = True
-    _counted: tuple[Names, int] = ({}, 0)  # the features whose shared inputs were counted, and their number
+    _ignores = False  # whether features were ignored, and the user told
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,7 +103,7 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
 
     def __getstate__(self) -> dict[str, Any]:
         own: Any = super().__getstate__()
-        return stamp({name: value for name, value in own.items() if name not in ("_lock", "_counted")})
+        return stamp({name: value for name, value in own.items() if name != "_lock"})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._take(**check_stamp(state), _lock=threading.RLock())
@@ -207,12 +205,14 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
         if read_weight(w) > 0:
             with self._lock:
                 outputs, Y = self._read_targets([target])
-                named, row = self._hashed(names, X) if self._shared else (names, X)
-                grows = any(name not in self._features and row[0, j] == row[0, j] for j, name in enumerate(named))
-                if self._learner is None or grows or len(outputs) > len(self._outputs):
+                late = any(name not in self._features and X[0, j] == X[0, j] for j, name in enumerate(names))
+                full = len(self._features) >= self.max_features
+                if late and full:
+                    self._warn_of_ignored(4)
+                if self._learner is None or (late and not full) or len(outputs) > len(self._outputs):
                     self._learn(names, X, outputs, Y, np.array([float(w)]))
                 else:  # no copy is made where nothing grows
-                    values = in_columns(named, row, self._features)[0].tolist()
+                    values = in_columns(names, X, self._features)[0].tolist()
                     self._learner.learn_row(values, Y[0].tolist(), float(w))
 
     def _predict_row(self, x: dict[Any, Any]) -> list[float] | None:
@@ -227,7 +227,6 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
 
     def _learn(self, names: Sequence[Hashable], X: Floats, outputs: Names, Y: Floats, w: Floats) -> None:
         """Learn rows in order, as one row after the other would; the model is changed by one assignment at the end."""
-        names, X = self._hashed(names, X)
         new, pending = self._new_features(names, X)
         d, m = len(self._features), len(self._outputs)
         features = self._features | {feature.name: d + j for j, feature in enumerate(new)}
@@ -252,7 +251,7 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
                 continue
             values = pending.pop(name, [])
             indicator = self.missing == "auto" and not values and X[rows[0], j] == 1.0
-            needed = 1 if indicator or is_shared(name) else wait
+            needed = 1 if indicator else wait
             wanted = needed - len(values)
             values = values + X[rows[:wanted], j].tolist()
             if len(values) == needed:
@@ -261,46 +260,33 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
                 pending[name] = values
         if not self._features and not any(feature.row == 0 for feature in new):
             new.append(self._new_input(0, PLACEHOLDER, [0.0], fixed))
-        return sorted(new, key=lambda feature: (feature.row, repr(feature.name))), pending
+        new.sort(key=lambda feature: (feature.row, repr(feature.name)))
+        free = max(0, self.max_features - len(self._features))
+        if len(new) < free:
+            return new, pending
+        if len(new) > free or pending:
+            self._warn_of_ignored(6)
+        return new[:free], {}
+
+    def _warn_of_ignored(self, stacklevel: int) -> None:
+        """Tell once that features are ignored."""
+        if not self._ignores:
+            self._ignores = True
+            warnings.warn(
+                f"more than {self.max_features} features: later ones are ignored; set max_features higher, at a price "
+                "that grows as its square, or put river.feature_extraction.FeatureHasher before the model",
+                UserWarning,
+                stacklevel=stacklevel,
+            )
 
     def _new_input(self, row: int, name: Hashable, values: list[float], fixed: int) -> NewInput:
         """A feature that enters at this row with these values; scales are fixed from row `fixed` on."""
         clipped = np.clip(np.array(values), -HUGE, HUGE)
-        sparse = is_shared(name) or self.missing == "zero"
-        if sparse or (row >= fixed and self.missing == "auto" and is_indicator(np.array(values), 1.0)):
+        if self.missing == "zero" or (row >= fixed and self.missing == "auto" and is_indicator(np.array(values), 1.0)):
             size = float(np.sqrt(np.mean(clipped**2)))
             return NewInput(row, name, 0.0, 1 / size if size > 0 else 0.0, 1.0)
         mean, variance = moments(clipped[:, None], np.ones(len(values)))
         return NewInput(row, name, float(mean[0]), float(reciprocal(np.sqrt(variance))[0]))
-
-    def _hashed(self, names: Sequence[Hashable], X: Floats) -> tuple[Sequence[Hashable], Floats]:
-        """Names and columns, in which features beyond `max_features` are added to shared inputs."""
-        free = max(0, self.max_features - len(self._features) + self._shared)
-        there = ~np.isnan(X)
-        new = [j for j in np.flatnonzero(there.any(0)).tolist() if names[j] not in self._features]
-        if len(new) <= free:
-            return names, X
-        if not self._shared:
-            warnings.warn(
-                f"more than {self.max_features} features: further ones are hashed into {self.max_features} inputs that "
-                "they share; set max_features higher for inputs of their own, at a price that grows as its square",
-                UserWarning,
-                stacklevel=5,
-            )
-        if free:
-            new.sort(key=lambda j: (there[:, j].argmax(), repr(names[j])))
-        over = sorted(new[free:])
-        kept = sorted({*range(len(names))} - {*over})
-        numbers = np.array([zlib.crc32(repr(names[j]).encode()) for j in over])  # the same in every process
-        place, sign = numbers // 2 % self.max_features, np.where(numbers % 2, 1.0, -1.0)
-        i, k = np.nonzero(there[:, over])
-        shared = np.zeros((len(X), self.max_features))
-        np.add.at(shared, (i, place[k]), (X[:, over] * sign)[i, k])
-        seen = np.zeros(shared.shape, bool)
-        seen[i, place[k]] = True
-        used = np.flatnonzero(seen.any(0))
-        columns = np.where(seen, shared, np.nan)[:, used]
-        return [*(names[j] for j in kept), *(f"{SHARED}{k}" for k in used)], np.hstack([X[:, kept], columns])
 
     def learn_many(self, X: Frame, y: Series, w: float | Series = 1.0) -> None:
         """Learn the rows of a frame, with the same result as `learn_one` row by row.
@@ -353,28 +339,19 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
     def _predict(self, names: Sequence[Hashable], X: Floats) -> Floats | None:
         if self._learner is None:
             return None
-        if self._shared:
-            names, X = self._hashed(names, X)
         return self._learner.predict(in_columns(names, X, self._features))
 
     def _distributions(self, x: dict[Any, Any], outputs: int) -> list[proba.Gaussian]:
         """A normal distribution for each output; mean and deviation are 0 before the first sample."""
         mean, std = np.zeros(outputs), np.zeros(outputs)
         if self._learner is not None:
-            names, X = self._hashed(*read_row(x)) if self._shared else read_row(x)
+            names, X = read_row(x)
             means, leverage = self._learner.predict_with_leverage(in_columns(names, X, self._features))
             mean, std = means[0], np.sqrt(self._learner.noise_variance() * (1 + leverage[0]))
         return [
             proba.Gaussian._from_state(n=1, m=float(m), var=float(s) ** 2, ddof=0)  # type: ignore[no-untyped-call]
             for m, s in zip(mean, std, strict=True)
         ]
-
-    @property
-    def _shared(self) -> int:
-        """The number of inputs that several features share, counted once for each set of features."""
-        if self._counted[0] is not self._features:
-            self._counted = self._features, sum(map(is_shared, self._features))
-        return self._counted[1]
 
     def _output_frame(self, values: Floats | None, X: Frame) -> Frame:
         """A frame like X with the values (n, outputs) under the outputs' names; no columns before the first sample."""
@@ -582,7 +559,3 @@ class SepSAClassifier(StreamModel, base.MiniBatchClassifier):
                 raise ValueError(f"y must be a class label, something hashable, got {y!r}: leave the sample out")
         outputs, codes = class_codes(self._outputs, targets)
         return outputs, indicators(codes, len(outputs))
-
-
-def is_shared(name: Hashable) -> bool:
-    return isinstance(name, str) and name.startswith(SHARED)
