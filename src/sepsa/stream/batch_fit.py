@@ -2,8 +2,8 @@
 
 The rows are cut into ten folds, and learner k is trained without fold k, so that the rows of the fold have a prediction
 by a learner that has never seen them. These predictions determine the number of passes, the weights of the experts and
-the width of intervals. All learners are kept, because the mean of their predictions has a smaller error than any one of
-them. Where rows are many, three learners are enough, each without its tenth.
+the width of intervals. There are five learners, three where rows are many, and all are kept, because the mean of their
+predictions has a smaller error than any one of them.
 
 A pass takes the rows in random order, in mini-batches; over T passes the body's rate falls as cos from `rate` to zero
 and the head forgets by `forgetting` per mini-batch, because its curvature is that of features which have moved since.
@@ -38,14 +38,13 @@ from sepsa.stream.stacking import Mixture
 from sepsa.validation import NotFinite
 
 FOLDS = 10
-MEMBERS = (3, 8)  # the least and the most; ROWS_OF_MEMBERS / rows in between
+MEMBERS = (3, 5)  # the least and the most; ROWS_OF_MEMBERS / rows in between
 ROWS_OF_MEMBERS = 15_000
 VISITS = 1_200_000  # of rows, over all learners and passes, by a small compiled network: some seconds
 TOLERANCE = 1.02  # of a longer trial's squared error: what makes it worse for one learner is averaged out in several
 ENOUGH = 250  # rows left out determine σ to 4 %, where the folds have no other use
 TRIALS = (64, 16, 4, 1)  # the most passes divided by this
-PROBES = 2  # members by which more passes are tried first, where there are more than the least
-LOWER, LOWER_ALONE = 0.99, 0.95  # factors of the error, and of that of the networks alone, by which it must have fallen
+LOWER = 0.99  # factor of the error by which it must have fallen for more passes to be tried
 COMPARED = 500  # rows on which members are compared
 INFLATIONS = [2**k for k in range(17)]
 LARGEST_GROWTH = 16.0  # c φᵀBφ of a typical row: from there on the variance goes with φᵀBφ alone
@@ -141,12 +140,10 @@ class Trial(NamedTuple):
     leverages: Floats
     mixture: Mixture | None  # where there are other experts than the network
     error: float  # squared, of the predictions
-    alone: float  # that of the networks, without the other experts
 
     def falls(self, before: Trial | None) -> bool:
-        """Whether the error has fallen, or that of the networks: they may be still too poor to count among experts."""
-        first = before is None or not math.isfinite(before.error)
-        return first or self.error < LOWER * before.error or self.alone < LOWER_ALONE * before.alone  # type: ignore[union-attr]
+        """Whether the error has fallen."""
+        return before is None or not math.isfinite(before.error) or self.error < LOWER * before.error
 
 
 def fit(
@@ -204,21 +201,13 @@ def fit(
 def best_trial(job: Job, experts: list[StreamLearner] | None, trials: list[int]) -> Trial:
     """Networks, trained without a fold each, of the last number of passes that did not raise the error there.
 
-    With `experts`, it is the error of their mixture with the networks. More passes are tried while they lower it; where
-    there are many members, by a few of them first.
+    With `experts`, it is the error of their mixture with the networks. More passes are tried while they lower it.
     """
-    some = PROBES if len(job.folds) > MEMBERS[0] else 0
     best: Trial | None = None
     for passes in trials:
         mine = job.of_passes(passes)
-        draws = [job.drawn(fold, passes) for fold in job.folds]
         try:
-            networks = train_members(mine, 0, draws[:some])
-            if best is not None and some:
-                before = judged(mine, experts, best.networks[:some])
-                if not judged(mine, experts, networks).falls(before):
-                    break
-            networks += train_members(mine, some, draws[some:])
+            networks = train_members(mine)
         except NotFinite:
             if best is None:
                 raise
@@ -239,33 +228,31 @@ def best_trial(job: Job, experts: list[StreamLearner] | None, trials: list[int])
 
 
 def judged(job: Job, experts: list[StreamLearner] | None, networks: list[StreamLearner]) -> Trial:
-    """What networks, with `experts` if given, predict of the rows that each left out, the first of the folds."""
-    compared, folds = job.compared, job.folds[: len(networks)]
+    """What networks, with `experts` if given, predict of the rows that each left out."""
+    compared, folds = job.compared, job.folds
     left_out = compared.rows(np.concatenate(folds))
     parts = [
         network.predict_with_leverage(part)
         for network, fold in zip(networks, folds, strict=True)
         for _, part in row_parts(compared.X[fold])
     ]
-    alone, leverages = (np.concatenate(part) for part in zip(*parts, strict=True))
-    means, mixture = alone, None
+    means, leverages = (np.concatenate(part) for part in zip(*parts, strict=True))
+    mixture = None
     if experts is not None:
         members = with_networks(experts, networks)
         mixture = Mixture.of(members, *left_out, [len(fold) for fold in folds])
         means = mixture.predictions
     gain = error_weights(networks[0], compared)
     with np.errstate(all="ignore"):
-        squares = [(left_out.Y - each) ** 2 @ gain for each in (means, alone)]
-    errors = [float(np.average(each, weights=left_out.weight)) for each in squares]
-    return Trial(job.schedule.passes, networks, means, leverages, mixture, *errors)
+        error = float(np.average((left_out.Y - means) ** 2 @ gain, weights=left_out.weight))
+    return Trial(job.schedule.passes, networks, means, leverages, mixture, error)
 
 
 def with_networks(experts: list[StreamLearner], networks: list[StreamLearner]) -> list[StreamLearner]:
-    """The first learners of these, which have taken the networks."""
-    members = experts[: len(networks)]
-    for member, network in zip(members, networks, strict=True):
+    """The learners of `experts`, which have taken the networks."""
+    for member, network in zip(experts, networks, strict=True):
         member.take_network(network)
-    return members
+    return experts
 
 
 def batch_size(rows: int) -> int:
@@ -274,12 +261,13 @@ def batch_size(rows: int) -> int:
     return min(most, max(least, 1 << (rows // 32 + 1).bit_length() - 1))
 
 
-def train_members(job: Job, first: int, draws: list[Draws]) -> list[StreamLearner]:
-    """Networks that leave out a fold each, from the `first` on, trained on all other rows."""
+def train_members(job: Job) -> list[StreamLearner]:
+    """Networks that leave out a fold each, trained on all other rows."""
+    draws = [job.drawn(fold, job.schedule.passes) for fold in job.folds]
 
     def member(k: int, stop: threading.Event) -> StreamLearner:
         mine = job.schedule._replace(verbose=job.schedule.verbose and k == 0)
-        return train(job.new_network, job.table.without(job.folds[first + k]), mine, draws[k], stop)
+        return train(job.new_network, job.table.without(job.folds[k]), mine, draws[k], stop)
 
     return in_threads(member, len(draws), job.threads)
 
