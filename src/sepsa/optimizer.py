@@ -155,6 +155,7 @@ class SepSA(SavedWithHeads, Generic[S]):
         self._observers = [Observer(model, name, heads[name], solvers[name], process_group) for name in heads]
         for observer in self._observers:
             observer.forget_per_step, observer.samples_per_epoch = forget_per == "step", samples_per_epoch
+            observer.by_default = solver is None
         self._dtype = self._observers[0].head.weight.dtype
         self._repeats = Repeats() if is_default and samples_per_epoch is None else None
         super().__init__(self.base.param_groups, self.base.defaults)

@@ -16,8 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sepsa.observe.losses import LossProbe
-from sepsa.observe.observation import Observation
 from sepsa.states.tree import tensors_of
 
 # Activations that may follow a head, and the solver that learns logits instead.
@@ -101,33 +99,20 @@ class OutputHook(HeadHook):
         if torch.compiler.is_compiling():
             return
         observer = self.observer()
-        if observer is None or (probe := observer.probe) is None or (observation := observer.observing()) is None:
+        if observer is None or (probe := observer.probe) is None or observer.observing() is None:
             return
         if module is observer.head:
             probe.head = output
         if module is observer.model:
             probe.model = [value for value in tensors_of(output) if isinstance(value, Tensor)]
-            probe.watch(observation)
 
 
 class OutputProbe:
-    """Compares the outputs of head and model in the first observation, and checks the loss computed from them."""
+    """Compares the outputs of head and model in the first observation."""
 
     def __init__(self) -> None:
         self.head: Tensor | None = None
         self.model: list[Tensor] = []
-        self.losses: LossProbe | None = None
-
-    def watch(self, observation: Observation) -> None:
-        """Check the losses that follow where one could be wrong: on squeezed outputs, or on labels as numbers."""
-        if self.losses is None:
-            self.losses = LossProbe.where_needed(observation.targets, self.model, observation.observer.solver)
-
-    def stop(self) -> None:
-        """Check no more losses."""
-        if self.losses is not None:
-            self.losses.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            self.losses = None
 
     def judge(self, name: str, observed: Tensor | None) -> None:
         """Warn if the model's output differs from that of its head, of which the rows `observed` have a target."""

@@ -71,6 +71,7 @@ class Observer:
     observed = False  # whether the head has learned since the body's last step
     warned = False
     head_fraction = 1.0
+    by_default = False  # whether the user named no solver, and no targets have come yet
     process_group: Any = "auto"
     sharded: Any = None  # the group of fully_shard, if the model is sharded
     ddp: Callable[[], Any] = staticmethod(lambda: None)  # a weak reference to the DistributedDataParallel, once known
@@ -178,17 +179,26 @@ class Observer:
             self.hook.observed = False
             observation.thaw()
             if self.probe is not None:
-                self.probe.stop()
                 for module in (self.head, self.model):
                     remove_hooks(module, self, OutputHook)
         if error is None and missed is not None:
             raise missed
 
     def judge(self, observation: Observation) -> None:
-        """Warn, after the first observation, of a model that does not return its head's output."""
+        """Warn, after the first observation, of a model that does not return its head's output, and of labels."""
         probe, self.probe = self.probe, None
         if probe is not None:
             probe.judge(self.name, observation.observed)
+        if self.by_default and not observation.captured:
+            self.by_default = False
+            targets = observation.targets
+            if targets.numel() > 1 and bool(((targets == 0) | (targets == 1)).all()):
+                warnings.warn(
+                    f"the first targets of the head {self.name!r} are all 0 or 1, and it learns them by least squares: "
+                    'for labels take SepSA(..., solver="logistic"), or "cross-entropy" for classes that exclude each '
+                    'other; solver="squared" keeps least squares',
+                    stacklevel=5,
+                )
 
     def observing(self) -> Observation | None:
         """The observation in progress to which a pass in this thread belongs, if any."""
