@@ -1,12 +1,15 @@
 """`capture` where there is no GPU: the same call gives the plain step. What a graph does is tested in test_gpu.py."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import mse_loss, smooth_l1_loss
 
 from sepsa import SepSA
+from sepsa.body_step import BodyStep
 from sepsa.capture import capture
 from test_optimizer import network, same
 
@@ -70,3 +73,29 @@ def test_inputs_and_targets_must_lie_together():
     optimizer = SepSA(network(), torch.optim.SGD, lr=1e-2)
     with pytest.raises(ValueError, match="targets must be on cpu, where the inputs are, got meta"):
         optimizer.capture(torch.zeros(8, 6), torch.zeros(8, 2, device="meta"))
+
+
+@pytest.mark.parametrize("base", [torch.optim.SGD, partial(torch.optim.SGD, momentum=0.9), torch.optim.Adam])
+def test_a_bad_batch_leaves_body_buffers_and_moments_as_they_were(base):
+    """What a graph records, run on a CPU; the first batch too, before which the optimizer has no state."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.Linear(9, 2))
+    optimizer = base(model.parameters(), lr=1e-2)
+    loss, skipped = torch.zeros(()), torch.zeros((), dtype=torch.long)
+    body = BodyStep(model, optimizer, mse_loss, loss, skipped, compiled=False)
+    x, y = torch.randn(8, 6), torch.randn(8, 2)
+
+    def step(inputs):
+        optimizer.zero_grad()
+        value, finite = body.forward(inputs, y)
+        value.backward()
+        body.step(value.detach(), [finite])
+
+    for count in (1, 2):
+        before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        step(x * torch.nan)
+        torch.testing.assert_close((model.state_dict(), optimizer.state_dict()), before, rtol=0, atol=0)
+        assert int(skipped) == count
+        weight = model[0].weight.detach().clone()
+        step(x)
+        assert not torch.equal(model[0].weight, weight)

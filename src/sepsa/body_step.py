@@ -18,22 +18,28 @@ from sepsa.joint import JointOptimizer
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-class CompiledStep:
-    """Forward and backward pass, and the body's step, as functions that torch compiles when they are first called.
+class BodyStep:
+    """Forward and backward pass, and the body's step, as they are or compiled by torch when they are first called.
 
     After a batch that is not finite the step restores the buffers, and the body with its optimizer's state.
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, loss_fn: Loss, last_loss: Tensor, skipped: Tensor
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loss_fn: Loss,
+        last_loss: Tensor,
+        skipped: Tensor,
+        compiled: bool,
     ) -> None:
-        buffers = list(model.buffers())
+        buffers = [buffer for buffer in model.buffers() if buffer.device == last_loss.device]
         take_step = unwrapped_step(optimizer)
 
         def forward(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
             before = [buffer.clone() for buffer in buffers]
             loss = loss_fn(model(inputs), targets)
-            return loss, loss.detach().abs() < math.inf, before
+            return loss, loss.detach().abs() < math.inf, before  # isfinite takes more kernels
 
         def fetch(inputs: Tensor, targets: Tensor, order: Tensor, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             rows = order[place][0]
@@ -45,17 +51,24 @@ class CompiledStep:
             last_loss.copy_(loss)
             skipped.add_(~finite)
             kept = [p for group in optimizer.param_groups for p in group["params"]]
-            kept += [v for p in list(kept) for v in optimizer.state[p].values() if isinstance(v, Tensor)]
+            kept += [v for p in list(kept) for v in optimizer.state.get(p, {}).values() if isinstance(v, Tensor)]
+            kept = [tensor for tensor in kept if tensor.device == loss.device]
             old = [tensor.clone() for tensor in kept]
-            take_step()
+            # The first step makes the state, which then has nothing to be undone to; it is never recorded.
+            if compiled or optimizer.state or is_recorded(loss) or bool(finite):
+                take_step()
             for tensor, value in zip(kept + buffers, old + before, strict=True):
                 tensor.copy_(torch.where(finite, tensor, value))
 
         # One kernel for several tensors: a launch costs more than the work on a small one.
-        one: Any = {"combo_kernels": True}
-        self.fetch: Any = torch.compile(with_own_code(fetch), dynamic=False, options=one)
-        self._forward: Any = torch.compile(with_own_code(forward), fullgraph=True, dynamic=False)
-        self._step: Any = torch.compile(with_own_code(step), dynamic=False, options=one)
+        one: Any = {"dynamic": False, "options": {"combo_kernels": True}}
+        self.fetch: Any = fetch
+        self._forward: Any = forward
+        self._step: Any = step
+        if compiled:
+            self.fetch = torch.compile(with_own_code(fetch), **one)
+            self._forward = torch.compile(with_own_code(forward), fullgraph=True, dynamic=False)
+            self._step = torch.compile(with_own_code(step), **one)
         self._before: list[Tensor] = []
 
     def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,6 +81,11 @@ class CompiledStep:
         with torch.no_grad():
             self._step(loss, flags, self._before)
         self._before = []
+
+
+def is_recorded(tensor: Tensor) -> bool:
+    """Whether what is computed of this tensor now is recorded in a CUDA graph."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def unwrapped_step(optimizer: Optimizer) -> Callable[[], object]:
@@ -84,37 +102,3 @@ def unwrapped_step(optimizer: Optimizer) -> Callable[[], object]:
 def with_own_code(f: Callable[..., Any]) -> Callable[..., Any]:
     """A copy of the function with its own code object, by which torch counts recompilations."""
     return FunctionType(f.__code__.replace(), f.__globals__, f.__name__, f.__defaults__, f.__closure__)
-
-
-class Guard:
-    """Restores the buffers after a batch that is not finite, and the body where its optimizer cannot skip a step."""
-
-    def __init__(self, model: nn.Module, base: Optimizer) -> None:
-        kept: list[Tensor] = list(model.buffers())
-        self.fused = all(group.get("fused") for group in base.param_groups)
-        if not self.fused:
-            kept += [p.detach() for group in base.param_groups for p in group["params"]]
-            kept += [v for state in base.state.values() for v in state.values() if isinstance(v, Tensor)]
-        self.groups: dict[torch.dtype, list[Tensor]] = {}
-        for tensor in kept:
-            if tensor.is_cuda:
-                self.groups.setdefault(tensor.dtype, []).append(tensor)
-        self.before = {dtype: flat(tensors) for dtype, tensors in self.groups.items()}
-
-    def step(self, base: Optimizer, finite: Tensor) -> None:
-        """Run the base's step, undone where `finite` is false."""
-        if self.fused:
-            base.found_inf = (~finite).float()  # type: ignore[attr-defined]
-            base.grad_scale = None  # type: ignore[attr-defined]
-            base.step()
-            del base.found_inf, base.grad_scale  # type: ignore[attr-defined]
-        else:
-            base.step()
-        for dtype, tensors in self.groups.items():
-            now = torch.where(finite, flat(tensors), self.before[dtype])
-            parts = torch.split_with_sizes(now, [tensor.numel() for tensor in tensors])
-            torch._foreach_copy_(tensors, [part.view_as(t) for part, t in zip(parts, tensors, strict=True)])
-
-
-def flat(tensors: list[Tensor]) -> Tensor:
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])

@@ -9,7 +9,6 @@ methods of `Capturable`.
 from __future__ import annotations
 
 import contextlib
-import math
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from functools import reduce
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sepsa import distributed
-from sepsa.body_step import CompiledStep, Guard, Loss
+from sepsa.body_step import BodyStep, Loss
 from sepsa.heads import Capturable
 from sepsa.observe import Observation, Observer, observers_of
 
@@ -162,9 +161,9 @@ class GraphStep:
         self._all_rows = torch.arange(len(inputs), device=device).unsqueeze(0)
         self._skipped = torch.zeros((), dtype=torch.long, device=device)
         self._loss, self._one = torch.zeros((), device=device), torch.ones((), device=device)
-        self.compiled: CompiledStep | None = None
-        if compile is not False:
-            self.compiled = CompiledStep(model, optimizer, loss_fn, self._loss, self._skipped)
+        parts = model, optimizer, loss_fn, self._loss, self._skipped
+        self.plain = BodyStep(*parts, compiled=False)
+        self.compiled = None if compile is False else BodyStep(*parts, compiled=True)
         self._graphs: dict[tuple[Hashable, ...], DataSetGraphs] = {}
         self._rates = [torch.tensor(float(group["lr"]), device=device) for group in self.optimizer.param_groups]
         for group in self.optimizer.param_groups:
@@ -258,17 +257,14 @@ class GraphStep:
         `rows` are the indices of the batch in its data set.
         """
         self._clear_gradients()
-        # The optimizer makes its state in the first step, which therefore is not compiled.
-        compiled = self.compiled if self.optimizer.state else None
-        guard = Guard(self.model, self.optimizer) if compiled is None else None
-        finishes = False
+        body, finishes = self.body, False
         if self.observer is None or self.solver is None:
-            loss, *flags = self._loss_of(compiled, inputs, targets)
+            loss, *flags = body.forward(inputs, targets)
         else:
             observation = Observation(self.observer, targets)
             observation.captured, observation.group, observation.samples = True, self.group, len(inputs)
             with observation:
-                loss, *flags = self._loss_of(compiled, inputs, targets)
+                loss, *flags = body.forward(inputs, targets)
             if observation.finite is not None:
                 flags.append(observation.finite)
             finishes = not observation.idle
@@ -280,24 +276,15 @@ class GraphStep:
         if self.group is not None:
             distributed.average_gradients(self.group, self.model.parameters())
             flags = [distributed.on_all_ranks(self.group, reduce(torch.logical_and, flags))]
-        if compiled is not None:
-            compiled.step(loss.detach(), flags)
-        else:
-            assert guard is not None
-            finite = reduce(torch.logical_and, flags)
-            guard.step(self.optimizer, finite)
-            self._loss.copy_(loss.detach())
-            self._skipped.add_(~finite)
+        body.step(loss.detach(), flags)
         self._clear_gradients()  # an eager step after this one would add to them
         if finishes:
             torch.cuda.current_stream().wait_stream(self.finish_stream)
 
-    def _loss_of(self, compiled: CompiledStep | None, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss, and whether it is finite."""
-        if compiled is not None:
-            return compiled.forward(inputs, targets)
-        loss = self.loss_fn(self.model(inputs), targets)
-        return loss, loss.detach().abs() < math.inf  # isfinite takes more kernels
+    @property
+    def body(self) -> BodyStep:
+        """The passes and the body's step. The optimizer makes its state in the first, which is not compiled."""
+        return self.plain if self.compiled is None or not self.optimizer.state else self.compiled
 
     def _clear_gradients(self) -> None:
         for parameter in self.model.parameters():
@@ -335,12 +322,7 @@ class DataSetGraphs:
 
     def _iterate(self) -> None:
         step = self.step
-        if step.compiled is not None and step.optimizer.state:
-            inputs, targets, rows = step.compiled.fetch(self.inputs, self.targets, self.order, self.place)
-        else:
-            rows = self.order.index_select(0, self.place)[0]
-            self.place.add_(1)
-            inputs, targets = self.inputs.index_select(0, rows), self.targets.index_select(0, rows)
+        inputs, targets, rows = step.body.fetch(self.inputs, self.targets, self.order, self.place)
         step.iterate(inputs, targets, rows)
 
     def _on_side_stream(self) -> None:
@@ -377,13 +359,13 @@ class DataSetGraphs:
 
         A compiled step uses the optimizer's own arithmetic: torch's compiler fuses better than handwritten kernels.
         """
-        optimizer, groups = self.step.optimizer, self.step.optimizer.param_groups
+        groups = self.step.optimizer.param_groups
         changed = ("lr", "fused", "foreach")
         before: list[dict[str, Any]] = [{key: group[key] for key in changed if key in group} for group in groups]
         for group, rate in zip(groups, self.step._rates, strict=True):
             if follows_rate(group):
                 group["lr"] = rate
-            if self.step.compiled is not None and optimizer.state:
+            if self.step.body is self.step.compiled:
                 group.update({key: False for key in ("fused", "foreach") if key in group})
         try:
             yield
