@@ -12,9 +12,10 @@ from torch import nn
 
 from breaking.damage import same
 from heads.test_properties import SOLVERS as CASES
+from interrupts import interrupt, modes_restored
 from sepsa import OnlineLBFGS, SepSA
 from sepsa.interrupt import DeferredInterrupt
-from sepsa.testing import difference, interrupt, modes_restored, snapshot
+from sepsa.testing import difference, snapshot
 from third_party import RevertibleLMS
 
 
@@ -165,7 +166,7 @@ def test_a_signal_at_any_time_tears_nothing(name, count):
 
 @pytest.mark.parametrize("name", SOLVERS)
 def test_an_exception_at_any_bytecode_tears_nothing(name):
-    """Of the update of a large block, of a load and of a rollback; `sepsa.testing` has smaller ones."""
+    """Of the update of a large block, of a load and of a rollback; tests/heads/test_properties.py has smaller ones."""
     subject, generator = trained(name)
     solver, (x, y) = subject.solver, batch(40, generator)
     assert not interrupt(solver, lambda one: one.update(x, y), 15, random.Random(1))

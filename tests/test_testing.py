@@ -2,15 +2,19 @@
 
 import contextlib
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from torch import nn
 
+from in_sepsa import FURTHER
+from interrupts import interrupts_leave_before_or_after
 from sepsa import NotFinite
 from sepsa.heads import Capturable, HeadSolver
-from sepsa.testing import CHECKS, check_solver
+from sepsa.testing import CHECKS, Case, check_solver
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "solvers.md"
 CODE = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), flags=re.DOTALL)[1]
@@ -19,9 +23,11 @@ CODE = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), f
 @pytest.fixture(scope="module")
 def NLMS():
     """The solver that the document writes."""
-    space = {"__name__": "nlms"}
-    exec(compile(CODE, str(DOCUMENT), "exec"), space)
-    return space["NLMS"]
+    written = ModuleType("nlms")
+    exec(compile(CODE, str(DOCUMENT), "exec"), vars(written))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "nlms", written)  # where pickles look for its class
+        yield written.NLMS
 
 
 def test_the_documented_solver_is_short_and_keeps_both_protocols(NLMS):
@@ -125,7 +131,6 @@ BROKEN = {  # the class, the check that finds it, and the words
     "LearnsNothing": ("learns", r"promised: after 300 batches .* within 0\.01 of the truth .*; but they are"),
     "LearnsBeforeItLooks": ("bad input", r"promised: NaN in the features changes nothing; but it changed head\.weight"),
     "SwallowsNaN": ("bad input", "promised: NaN in the features raises NotFinite; but nothing was raised"),
-    "Tears": ("interrupts", r"promised: an update interrupted at any .*; but \d+ of \d+ interrupts tore it"),
     "KeepsAPartOfItsStateBack": ("copies", r"promised: a checkpoint goes on bit for bit; but head\.\w+ differs"),
     "SharesItsState": ("copies", "promised: states are copies both ways; but writing into one changed"),
     "LoadsInPieces": ("wrong states", r"promised: a state .* is refused whole; but it changed solver\.steps"),
@@ -142,7 +147,19 @@ BROKEN = {  # the class, the check that finds it, and the words
 def test_a_broken_solver_fails_for_its_own_reason(NLMS, name):
     check, message = BROKEN[name]
     with pytest.raises(AssertionError, match=message):
-        check_solver(spoiled(NLMS)[name], only=[check], interrupts=60)
+        check_solver(spoiled(NLMS)[name], only=[check])
+
+
+def test_a_solver_that_writes_without_commit_is_torn(NLMS):
+    with pytest.raises(
+        AssertionError, match=r"promised: an update interrupted at any .*; but \d+ of 30 interrupts tore it"
+    ):
+        interrupts_leave_before_or_after(Case(spoiled(NLMS)["Tears"]), 30)
+
+
+@pytest.mark.parametrize("name", FURTHER)
+def test_the_documented_solver_goes_through_it_all(NLMS, name):
+    FURTHER[name](Case(NLMS))
 
 
 def test_a_solver_without_the_methods_is_told_so():

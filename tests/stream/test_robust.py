@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import river_models
+from interrupts import interrupt
 from reference import RobustHeads, quantile_step
 from sepsa import FourierFeatures, SepSAClassifier, SepSARegressor
 from sepsa.jit import compile_kernels
@@ -21,7 +22,6 @@ from sepsa.stream.kernels.body import GELU, activate, cosines
 from sepsa.stream.kernels.compilation import compiled, kernel
 from sepsa.stream.kernels.robust import follow_quantile
 from sepsa.stream.learner import WARM_UP, StreamLearner
-from sepsa.testing import interrupt
 
 DEFAULT = {"hidden": (64,), "activation": "fourier", "optimizer": "auto", "lr": 3e-3, "ridge": 10.0, "skip": True}
 DEFAULT |= {"forgetting": "auto", "loss": "huber"}
@@ -277,7 +277,7 @@ def test_class_weights_move_the_border():
 
 
 class Interruptible:
-    """A learner as `sepsa.testing.interrupt` takes it."""
+    """A learner as `interrupts.interrupt` takes it."""
 
     linear = torch.nn.Identity()
 

@@ -46,7 +46,7 @@ def observe(model: nn.Module, targets: Any, sample_weight: Any = None) -> Observ
         >>> import sepsa, torch
         >>> model = torch.nn.Linear(2, 1)
         >>> optimizer = sepsa.SepSA(model, base=torch.optim.SGD)
-        >>> with sepsa.observe(model, torch.ones(5, 1)):
+        >>> with sepsa.observe(model, torch.randn(5, 1)):
         ...     outputs = model(torch.ones(5, 2))
         >>> optimizer.solver.samples
         5.0

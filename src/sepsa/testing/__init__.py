@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sepsa.testing import checks, in_sepsa
+from sepsa.testing import checks
 from sepsa.testing.case import Case, difference, not_finite, snapshot
-from sepsa.testing.interrupts import interrupt, interrupts_leave_before_or_after, modes_restored
 
-__all__ = ["CHECKS", "Case", "check_solver", "difference", "interrupt", "modes_restored", "not_finite", "snapshot"]
+__all__ = ["CHECKS", "Case", "check_solver", "difference", "not_finite", "snapshot"]
 
 CHECKS: dict[str, Callable[[Case], None]] = {
     "learns": checks.learns,
@@ -26,12 +25,7 @@ CHECKS: dict[str, Callable[[Case], None]] = {
     "copies": checks.copies_go_on_alike,
     "wrong states": checks.wrong_states_change_nothing,
     "rollback": checks.rolls_back,
-    "interrupts": interrupts_leave_before_or_after,
-    "SepSA": in_sepsa.drops_into_sepsa,
-    "schedulers": in_sepsa.copies_with_a_scheduler,
-    "frozen head": in_sepsa.frozen_heads_stay,
-    "other dtypes": in_sepsa.other_dtypes_are_followed,
-    "changed head": in_sepsa.changed_heads_are_named,
+    "SepSA": checks.drops_into_sepsa,
     "captured": checks.captured_updates_equal_update,
 }
 
@@ -46,7 +40,6 @@ def check_solver(
     outputs: int = 3,
     weighted: bool = True,
     falls_to: float = 0.7,
-    interrupts: int = 20,
     only: Iterable[str] | None = None,
 ) -> None:
     """Check that a head solver keeps all promises of `HeadSolver`, and of `Capturable` and `Revertible` where it has
@@ -63,7 +56,6 @@ def check_solver(
         outputs: The head's out_features.
         weighted: Whether `update` takes `sample_weight`; if not, it must raise an error.
         falls_to: Fraction of the first loss that a small network must reach after 300 steps in SepSA.
-        interrupts: Number of random instants at which `update` is interrupted.
         only: Names of `CHECKS`, to run only these.
 
     Examples:
@@ -73,7 +65,7 @@ def check_solver(
     """
     if task not in ("regression", "classification", "labels"):
         raise ValueError(f"task must be 'regression', 'classification' or 'labels', got {task!r}")
-    case = Case(make, task, recovers, block, too_large, outputs, weighted, falls_to, interrupts)
+    case = Case(make, task, recovers, block, too_large, outputs, weighted, falls_to)
     names = list(CHECKS) if only is None else list(only)
     for name in names:
         if name not in CHECKS:

@@ -33,7 +33,6 @@ class Case:
     outputs: int = 3
     weighted: bool = True
     falls_to: float = 0.7
-    interrupts: int = 20
     captured: bool = True
 
     def start(

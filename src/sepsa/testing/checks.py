@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sepsa.heads.protocols import Capturable, NotFinite, Revertible
+from sepsa.optimizer import SepSA
 from sepsa.testing.case import (
     COPIES,
     Case,
@@ -269,6 +270,43 @@ def rolls_back(case: Case) -> None:
         expect_change(solver, before, "updates change something")
         solver.rollback(token)
         expect_state(solver, before, "rollback(checkpoint()) undoes updates bit for bit", "{} differs")
+
+
+# ---------------------------------------------------------------------- in a network
+
+
+def drops_into_sepsa(case: Case) -> None:
+    """A network learns with the solver in SepSA."""
+    bases: list[tuple[type[torch.optim.Optimizer], float]] = [(torch.optim.Adam, 0.01), (torch.optim.SGD, 0.1)]
+    for base, lr in bases:
+        with torch.random.fork_rng(devices=[]):
+            model, x, y = model_and_data(case)
+            solver = case.make()
+            optimizer = SepSA(model, base, solver=solver, lr=lr)
+            weight = next(model.parameters())
+            body = weight.detach().clone()
+            with torch.no_grad():
+                first = float(solver.loss(model(x), y))
+            for _ in range(15):
+                for i in torch.randperm(400).reshape(20, 20):
+                    optimizer.learn(x[i], y[i])
+            with torch.no_grad():
+                last = float(solver.loss(model(x), y))
+        expect(
+            last <= case.falls_to * first,
+            f"in SepSA with {base.__name__} the loss falls to {case.falls_to:g} of the first in 300 steps",
+            f"it went from {first:.4g} to {last:.4g}",
+        )
+        expect(not torch.equal(weight, body), "the body learns too", "it did not move")
+
+
+def model_and_data(case: Case) -> tuple[nn.Sequential, Tensor, Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, case.outputs))
+    x = torch.randn(400, 4)
+    columns = torch.arange(case.outputs) % 3
+    bends = (torch.sin(2 * x[:, :3]) + x[:, 1:] * x[:, :-1])[:, columns]
+    return model, x, bends if case.task == "regression" else case.classes(bends, torch.zeros_like(bends))
 
 
 # ---------------------------------------------------------------------- in a CUDA graph

@@ -1,50 +1,19 @@
-"""The checks of `check_solver` that train a network by SepSA with the solver."""
+"""What a network that SepSA trains with a solver goes through: copies, frozen, converted and pruned heads."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from sepsa.optimizer import SepSA
+from interrupts import interrupts_leave_before_or_after
+from sepsa import SepSA
 from sepsa.testing.case import COPIES, Case, expect, expect_change, expect_same, expect_state, leaves, refused, snapshot
-
-
-def drops_into_sepsa(case: Case) -> None:
-    """A network learns with the solver in SepSA."""
-    bases: list[tuple[type[torch.optim.Optimizer], float]] = [(torch.optim.Adam, 0.01), (torch.optim.SGD, 0.1)]
-    for base, lr in bases:
-        with torch.random.fork_rng(devices=[]):
-            model, x, y = model_and_data(case)
-            solver = case.make()
-            optimizer = SepSA(model, base, solver=solver, lr=lr)
-            weight = next(model.parameters())
-            body = weight.detach().clone()
-            with torch.no_grad():
-                first = float(solver.loss(model(x), y))
-            for _ in range(15):
-                for i in torch.randperm(400).reshape(20, 20):
-                    optimizer.learn(x[i], y[i])
-            with torch.no_grad():
-                last = float(solver.loss(model(x), y))
-        expect(
-            last <= case.falls_to * first,
-            f"in SepSA with {base.__name__} the loss falls to {case.falls_to:g} of the first in 300 steps",
-            f"it went from {first:.4g} to {last:.4g}",
-        )
-        expect(not torch.equal(weight, body), "the body learns too", "it did not move")
-
-
-def model_and_data(case: Case) -> tuple[nn.Sequential, Tensor, Tensor]:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, case.outputs))
-    x = torch.randn(400, 4)
-    columns = torch.arange(case.outputs) % 3
-    bends = (torch.sin(2 * x[:, :3]) + x[:, 1:] * x[:, :-1])[:, columns]
-    return model, x, bends if case.task == "regression" else case.classes(bends, torch.zeros_like(bends))
+from sepsa.testing.checks import model_and_data
 
 
 def started(case: Case) -> tuple[nn.Sequential, SepSA[Any], Tensor, Tensor]:
@@ -149,3 +118,13 @@ def changed_heads_are_named(case: Case) -> None:
     before = snapshot(optimizer.solver)
     optimizer.learn(x[:20], y[:20])
     expect_change(optimizer.solver, before, "a plain head learns again")
+
+
+# What every solver of this package is checked for, beside `sepsa.testing.CHECKS`.
+FURTHER: dict[str, Callable[[Case], None]] = {
+    "interrupts": interrupts_leave_before_or_after,
+    "schedulers": copies_with_a_scheduler,
+    "frozen head": frozen_heads_stay,
+    "other dtypes": other_dtypes_are_followed,
+    "changed head": changed_heads_are_named,
+}
