@@ -21,7 +21,6 @@ from torch import nn
 import river_models
 import sepsa
 from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SelfTuning, SepSA, SoftmaxNewton
-from sepsa.stream.delayed import Delayed
 from sepsa.stream.keyed import KeyedLearner
 from sepsa.stream.tables import command, forecast, inspection, output
 from sepsa.stream.tables.options import DetailOptions, ForecastOptions, StreamOptions
@@ -241,7 +240,7 @@ class River(Kind):
 
     def make(self) -> Any:
         model = getattr(river_models, self.kind)(seed=0, **self.options)
-        model = Delayed(model) if self.open_ids else model
+        model = river_models.Delayed(model) if self.open_ids else model
         return KeyedLearner(model, Path(tempfile.mkdtemp()) / "keyed.sqlite", in_memory=1) if self.keys else model
 
     def samples(self, start: int, stop: int) -> Any:

@@ -11,12 +11,14 @@ THERE = importlib.util.find_spec("river") is not None
 REASON = "River is not installed: it asks for numpy 2.2.5"
 
 if THERE:
-    from sepsa.river import SepSAClassifier, SepSAMultiTargetRegressor, SepSARegressor
+    from sepsa.river import Delayed, SepSAClassifier, SepSAMultiTargetRegressor, SepSARegressor
 else:
 
     class Absent:
         def __new__(cls, *_, **__):
             pytest.skip(REASON)
+
+    class Delayed(Absent): ...
 
     class SepSAClassifier(Absent): ...
 
@@ -25,4 +27,4 @@ else:
     class SepSARegressor(Absent): ...
 
 
-__all__ = ["REASON", "THERE", "SepSAClassifier", "SepSAMultiTargetRegressor", "SepSARegressor"]
+__all__ = ["REASON", "THERE", "Delayed", "SepSAClassifier", "SepSAMultiTargetRegressor", "SepSARegressor"]

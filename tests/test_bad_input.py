@@ -21,9 +21,10 @@ from torch import nn
 from torch.nn.functional import mse_loss, one_hot
 from typer.testing import CliRunner
 
+import river_models
 import sepsa
 from heads.test_properties import SOLVERS as CASES
-from sepsa import RLS, Delayed, SepSA, SoftmaxNewton, cli
+from sepsa import RLS, SepSA, SoftmaxNewton, cli
 from test_observe import in_a_thread
 from test_optimizer import Named, batches
 
@@ -204,7 +205,7 @@ def very_many_features():
 
 def late_label(ids, answered, most=100_000):
     """What a model is told that predicts samples with these identifiers, and gets the target of one of them."""
-    model = Delayed(river_model(), max_open_ids=most)
+    model = river_models.Delayed(river_model(), max_open_ids=most)
 
     def follow():
         for i, each in enumerate(ids):
@@ -373,7 +374,7 @@ def page_rows():
 @pytest.mark.parametrize(("interface", "given", "result"), page_rows())
 def test_what_the_table_says_happens(interface, given, result, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    if interface == "River":
+    if interface in ("River", "`Delayed`"):
         pytest.importorskip("river")
     told = ACTS[interface, given]()
     assert told.count("UserWarning") <= 1

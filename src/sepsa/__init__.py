@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from sepsa.joint import muon
     from sepsa.observe import observe
     from sepsa.optimizer import SepSA
-    from sepsa.stream.delayed import Delayed as Delayed
     from sepsa.stream.forecast import OnlineIntervals as OnlineIntervals
     from sepsa.stream.forecast import SepSAForecaster as SepSAForecaster
     from sepsa.stream.panel import SepSAPanelForecaster as SepSAPanelForecaster
@@ -69,7 +68,6 @@ _CORE = {
 _LAZY = {*_CORE, *itertools.chain(*_CORE.values())}
 # Behind the extra `stream`, so imported when first asked for, and not for `import *`.
 _STREAM = {
-    "Delayed": "sepsa.stream.delayed",
     "OnlineIntervals": "sepsa.stream.forecast",
     "SepSAClassifier": "sepsa.stream.sklearn",
     "SepSAForecaster": "sepsa.stream.forecast",

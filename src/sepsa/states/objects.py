@@ -283,7 +283,7 @@ def parameters(what: Any) -> dict[str, Any]:
     """The arguments with which an object of a registered class was made; a model among them as its kind and its own."""
     own = what._get_params() if hasattr(what, "_get_params") else what.get_params()
     if "model" in own:
-        model = own["model"]
+        model = what.model
         if class_name(model) not in BUILT:
             how = "commit(position=delayed.state_dict())" if hasattr(model, "commit") else "pickle the whole"
             raise TypeError(f"model must be one of sepsa's to be saved, got {type(model).__name__}: {how}")

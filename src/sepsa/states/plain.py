@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable
+from datetime import date, datetime
 from typing import Any
 
 import numpy as np
@@ -42,16 +43,18 @@ def read_generator(name: str, value: object) -> np.random.Generator:
 
 
 def pack_label(label: Hashable) -> Any:
-    """A feature's name or a class's label as plain data: strings, numbers, booleans and None, and tuples of them."""
+    """A name, a label or a key as plain data: strings, numbers, booleans, None and dates, and tuples of them."""
     if label is None or type(label) in (str, bool, int, float):
         return label
     if isinstance(label, np.generic) and type(label.item()) in (str, bool, int, float):
         return {"numpy": label.dtype.str, "value": label.item()}
     if type(label) is tuple:
         return {"tuple": [pack_label(part) for part in label]}
+    if isinstance(label, date) and label == label:
+        return {"datetime" if isinstance(label, datetime) else "date": label.isoformat()}
     raise ValueError(
-        f"names of features, classes and keys must be strings, numbers, booleans, None or tuples of these to be saved, "
-        f"got {label!r} of type {type(label).__name__}"
+        "names of features, classes, keys and samples that wait must be strings, numbers, booleans, None, dates or "
+        f"tuples of these, got {label!r} of type {type(label).__name__}"
     )
 
 
@@ -61,12 +64,15 @@ def unpack_label(name: str, value: Any) -> Hashable:
         return value
     if isinstance(value, dict) and set(value) == {"tuple"} and isinstance(value["tuple"], (list, tuple)):
         return tuple(unpack_label(name, part) for part in value["tuple"])
-    if isinstance(value, dict) and set(value) == {"numpy", "value"}:
+    if isinstance(value, dict):
         try:
+            if len(value) == 1:
+                ((kind, text),) = value.items()
+                return {"date": date, "datetime": datetime}[kind].fromisoformat(text)
             dtype = np.dtype(value["numpy"])
             if dtype.kind != "V":  # numpy.void(n) takes n bytes
                 return dtype.type(value["value"])
-        except (TypeError, ValueError):
+        except (KeyError, TypeError, ValueError):
             pass
     raise damaged(name, "a label as `pack_label` writes it", brief(value))
 
@@ -88,6 +94,8 @@ def packed(key: Hashable) -> str:
 
 def plain(key: Hashable) -> Any:
     """The key with Python values for NumPy's scalars."""
+    if isinstance(key, (np.datetime64, np.timedelta64)):
+        key = key.astype(f"{key.dtype.kind}8[us]")  # of nanoseconds `item` makes an integer
     if isinstance(key, tuple):
         return tuple(plain(part) for part in key)
     return key.item() if isinstance(key, np.generic) else key
