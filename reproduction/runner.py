@@ -46,7 +46,8 @@ def reproduce(
     except ValueError as error:
         raise Unusable(str(error)) from None
     if len(missing) < len(runs):
-        console.print(f"{len(runs) - len(missing)} of {len(runs)} runs are in {results} already", highlight=False)
+        there = f"{len(runs) - len(missing)} of {len(runs)} runs are in {results} already"
+        console.print(f"{there}: --out FOLDER repeats them in another folder", highlight=False)
     if not missing:
         return 0
     columns = MofNCompleteColumn(), BarColumn(bar_width=None), TimeRemainingColumn(), TextColumn("{task.description}")

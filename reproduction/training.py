@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -27,6 +29,8 @@ _EVALUATION_ROWS = 1000  # in one forward pass
 # Training images, test images and iterations between points of a quick run.
 QUICK_TRAIN, _QUICK_TEST, _QUICK_STRIDE = 640, 500, 160
 _ORDER_STREAM = 1_000_000_007  # added to the seed, so that the order does not repeat the weights' random numbers
+_WARM_EPOCHS = 8  # with halved rows for the head, each of which may need another kernel
+_WARM: set[tuple[str, ...]] = set()  # the kinds of runs whose steps have been compiled in this process
 _RATES = 200  # learning rates of a linear schedule: a CUDA graph is told its rate before each part of the run
 
 
@@ -60,10 +64,11 @@ def train(run: RunSpec, dataset: Dataset, device: torch.device | str = "cpu") ->
     if run.quick and dataset.task == "classification":
         dataset = _few_images(dataset)
     dataset = _moved(dataset, device)
-    trainer = _build(run, dataset, device)
     inputs, targets = dataset.train_inputs, dataset.train_targets
     if run.smoothing:
         targets = (1 - run.smoothing) * targets + run.smoothing / targets.shape[1]
+    _warm_up(run, dataset, targets, device)
+    trainer = _build(run, dataset, device)
     augmentation = None if run.padding is None else Augmentation(dataset, run.seed)
     outcome = Outcome(note=dataset.note)
 
@@ -99,6 +104,21 @@ def train(run: RunSpec, dataset: Dataset, device: torch.device | str = "cpu") ->
     outcome.train = score(seen, dataset.train_targets)
     outcome.test = score(dataset.test_inputs, dataset.test_targets)
     return replace(outcome, train=None) if outcome.diverged else outcome
+
+
+def _warm_up(run: RunSpec, dataset: Dataset, targets: Tensor, device: torch.device) -> None:
+    """Let a trainer of its own take a few steps of the first such run of a process: nothing is compiled later."""
+    kind = run.method, run.dataset, run.mode, str(run.batch), str(device)
+    if kind in _WARM:
+        return
+    _WARM.add(kind)
+    trainer, inputs = _build(run, dataset, device), dataset.train_inputs
+    epochs = islice(_orders(run, len(inputs), torch.Generator()), _WARM_EPOCHS)
+    with suppress(NotFinite):
+        for x, orders in epochs:
+            trainer.begin_epoch(x)
+            for order in orders:
+                advance(trainer, inputs, targets, order[:1].to(device))
 
 
 def _build(run: RunSpec, dataset: Dataset, device: torch.device) -> Trainer:

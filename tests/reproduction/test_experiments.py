@@ -198,6 +198,7 @@ def test_the_settings_that_differ_from_case_to_case(diabetes, dataset, mode, bod
 
 def test_quick_takes_few_images_from_all_over_the_set(monkeypatch):
     seen = []
+    monkeypatch.setattr(training, "_warm_up", lambda *run: None)
     monkeypatch.setattr(training, "advance", lambda learner, x, y, order: seen.append((x, order.numel())))
     dataset = images(n_train=2500, n_test=20)
     outcome = train(one("fig1", "mnist", "SGD", quick=True), dataset)
