@@ -9,12 +9,14 @@ with an Idempotency-Key is learned once, however often it is sent: answers 413 a
 503, a failed save, or no answer at all, send it again with the same key.
 """
 
+import asyncio
 import hmac
+import json
 import math
 import os
 import sys
 import threading
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import uvicorn
 from fastapi import FastAPI, Header, HTTPException, Request
@@ -28,6 +30,7 @@ from sepsa.river import Delayed, SepSARegressor
 PATH, PORT, EVERY = sys.argv[1], int(sys.argv[2]), 100  # samples and new ids between two checkpoints
 TOKEN = os.environ.get("SEPSA_TOKEN") or sys.exit("SEPSA_TOKEN must hold the token that clients send, got nothing")
 LONGEST, KEYS = 100_000, 1000  # bytes of a request; the last keys, which a checkpoint holds too
+PATIENCE = 20  # seconds in which a client that is refused may send the rest
 writing = threading.Lock()  # one writer; readers need no lock and see the state before or after a sample
 model, keys, learned, unsaved = Delayed(SepSARegressor(seed=0)), {}, 0, 0
 if os.path.exists(PATH):
@@ -64,14 +67,40 @@ async def life(app: FastAPI):
 app = FastAPI(lifespan=life)
 
 
-@app.middleware("http")
-async def guard(request: Request, call_next):
+class Guard:
+    """Answers 401 and 413 at once, and reads on without keeping it: a client that still sends would lose the answer."""
+
+    def __init__(self, app) -> None:
+        self.app = app
+
+    async def __call__(self, scope, receive, send) -> None:
+        if scope["type"] != "http" or not (refused := refusal(Request(scope))):
+            await self.app(scope, receive, send)
+            return
+        status, detail = refused
+        answer = json.dumps({"detail": detail}).encode()
+        headers = {"content-type": "application/json", "content-length": str(len(answer)), "connection": "close"}
+        pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": status, "headers": pairs})
+        await send({"type": "http.response.body", "body": answer, "more_body": True})
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE):
+                while (await receive()).get("more_body"):
+                    pass
+        await send({"type": "http.response.body"})
+
+
+def refusal(request: Request) -> tuple[int, str] | None:
+    """Why a request is refused before its body is read."""
     given = request.headers.get("authorization", "")
     if not hmac.compare_digest(given.encode(), f"Bearer {TOKEN}".encode()):
-        return JSONResponse({"detail": "send the header Authorization: Bearer TOKEN"}, 401)
+        return 401, "send the header Authorization: Bearer TOKEN"
     if request.method == "POST" and int(request.headers.get("content-length", LONGEST + 1)) > LONGEST:
-        return JSONResponse({"detail": f"a request must have a Content-Length of at most {LONGEST}"}, 413)
-    return await call_next(request)
+        return 413, f"a request must have a Content-Length of at most {LONGEST}"
+    return None
+
+
+app.add_middleware(Guard)
 
 
 @app.exception_handler(RequestValidationError)  # FastAPI's own answer repeats the input, which fails for NaN

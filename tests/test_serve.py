@@ -119,6 +119,25 @@ def test_what_a_server_refuses_and_what_it_learns_once(tmp_path, preloaded_bin):
         assert client.post("/learn", json=sample(100)).json() == {"learned": 101}
 
 
+def test_a_client_whose_body_is_refused_before_it_is_read_sees_why(tmp_path, preloaded_bin):
+    with served(tmp_path / "model.sepsa", preloaded_bin) as (_, client):
+        large, host, port = b"x" * 20_000_000, client.base_url.host, client.base_url.port
+        for body, authorization, status in (
+            (large, client.headers["authorization"], 413),
+            (iter([large[:1000], large]), client.headers["authorization"], 413),
+            (large, "Bearer other", 401),
+        ):
+            for last in ({"Connection": "close"}, {}):
+                connection = HTTPConnection(host, port, timeout=60)
+                connection.request("POST", "/learn", body, {"Authorization": authorization, **last})
+                answer = connection.getresponse()
+                assert answer.status == status
+                assert answer.read().startswith(b'{"detail": "')
+                connection.close()
+                body = large
+        assert learn(client, range(10)) == list(range(1, 11))
+
+
 def test_targets_come_later_by_identifier(tmp_path, preloaded_bin):
     path = tmp_path / "model.sepsa"
     with served(path, preloaded_bin) as (server, client):
