@@ -39,6 +39,10 @@ PROGRAM = re.compile(
 FIGURE = re.compile(r"savefig\(\"([\w-]+\.png)\"")
 DATA = re.compile(r"np\.load\(\"([\w-]+\.npz)\"")
 NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
+# Lines of the shell that appear on slow or busy machines only.
+SLOW = re.compile(
+    r"^(sepsa: compiling |[\d,]+ rows, ([\d,]+ a second|\d+%, )).*\n", re.MULTILINE
+)
 CLOSE = 0.1  # relative difference of two printed numbers that versions and processors may cause
 
 
@@ -88,9 +92,7 @@ def run(page: Path, *programs: Path) -> list[str]:
                 raise RuntimeError(
                     f"{page.name}: exit code {done.returncode}\n{done.stdout}"
                 )
-            # These lines appear on slow machines only.
-            slow = r"^(sepsa: compiling |[\d,]+ rows, [\d,]+ a second).*\n"
-            printed.append(re.sub(slow, "", done.stdout, flags=re.MULTILINE))
+            printed.append(SLOW.sub("", done.stdout))
     return printed
 
 

@@ -43,6 +43,8 @@ BLOCK = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 
+SLOW = runpy.run_path(str(ROOT / "docs" / "notebooks.py"))["SLOW"]
+
 
 def name(page):
     return page.relative_to(ROOT).as_posix()
@@ -75,9 +77,7 @@ def run(page):
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600,
             )  # fmt: skip
             assert done.returncode == 0, done.stdout
-            # These lines appear on slow machines only.
-            slow = r"^(sepsa: compiling |[\d,]+ rows, ([\d,]+ a second|\d+%, )).*\n"
-            yield match, re.sub(slow, "", done.stdout, flags=re.MULTILINE)
+            yield match, SLOW.sub("", done.stdout)
         else:
             code = "\n" * match.string.count("\n", 0, match.start(part)) + match[part]  # at its line numbers
             with contextlib.redirect_stdout(io.StringIO()) as printed:
