@@ -35,6 +35,8 @@ def test_a_missing_extra_is_one_line(capsys):
     [
         (("report", "none"), 1, "none: no such file or directory: check the path"),
         (("report", "."), 2, ". is a folder: give a saved model"),
+        (("report", "m", "--out", "-"), 2, "--out must name a file or a folder, got -, which stands for standard"),
+        (("compile", "--to", "-"), 2, "--to must name a file or a folder, got -, which stands for standard output"),
         (("inspect", "none.sepsa"), 1, "none.sepsa: no such file or directory: check the path"),
         (("predict", "none.sepsa", "none.csv"), 1, "none.sepsa: no such file or directory: check the path"),
         (("stream", "none.csv", "--target", "y"), 1, "none.csv: no such file or directory: check the path"),
@@ -72,7 +74,7 @@ BAD = {  # a wrong value of each option that takes one
     "--every": 0, "--start": -1,
     "--checkpoint": "none/c", "--keep": 0, "--report": "none/r.html", "--time": "none", "--inputs": "none",
     "--horizon": 0, "--lags": 0, "--seasons": "x", "--step": "3x", "--bounds": "x", "--seeds": 0,
-    "--out": "t.csv", "--to": "t.csv", "--processes": 0, "--digits": "x",
+    "--out": "t.csv", "--to": "t.csv", "--processes": 0, "--digits": "x", "--thousands": "x",
 }  # fmt: skip
 GIVEN = {
     "stream": ("t.csv", "--target", "y"), "forecast": ("t.csv", "--target", "y"), "predict": ("m.sepsa", "t.csv"),

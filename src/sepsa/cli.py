@@ -73,7 +73,7 @@ app = typer.Typer(
 )
 add_command = partial(app.command, cls=OneLineErrors)
 
-STDIN = Path("-")
+STREAM = Path("-")  # standard input or output
 EXIT_CODES = (
     "Exit codes: 0 done; 1 stopped by the data, a file or the system; 2 a wrong command; 3 done, but more than a "
     "twentieth of the rows was left out; 4 a table for sepsa forecast is newest first; 130 Ctrl-C; 143 SIGTERM."
@@ -98,7 +98,7 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     own = dict(signature(command, eval_str=True).parameters)
     kind: type[CommandOptions] = own.pop("options").annotation
     table = Annotated[Path, typer.Argument(help=fields(kind)[0].metadata["help"])]
-    parameters = [*own.values(), Parameter("source", Parameter.KEYWORD_ONLY, default=STDIN, annotation=table)]
+    parameters = [*own.values(), Parameter("source", Parameter.KEYWORD_ONLY, default=STREAM, annotation=table)]
     readers: dict[str, Any] = {}
     for declared in filter(None, (kind.model, kind, Reading)):
         hints = get_type_hints(declared)
@@ -116,7 +116,11 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
                 options |= {name: read(options[name])} if read and name in options else {}
             except ValueError as error:
                 raise refuse(f"--{name.replace('_', '-')} {error}") from None
-        given_options = kind(None if source == STDIN else source, **options)
+        if kind.prints and options.get("predictions") == STREAM:
+            del options["predictions"]
+        for name, value in options.items():
+            refuse_stream(f"--{name.replace('_', '-')}", value)
+        given_options = kind(None if source == STREAM else source, **options)
         if isinstance(given_options, RunOptions) and not given_options.names_target():  # before the large imports
             raise refuse(NO_TARGET)
         command(**passed, options=given_options)
@@ -173,6 +177,12 @@ def stopped(message: object, code: int = 1) -> typer.Exit:
 refuse = partial(stopped, code=2)  # for a command that is wrong
 
 
+def refuse_stream(option: str, path: Any) -> None:
+    """Stop where an option that names a file or a folder is the "-" of standard output."""
+    if path == STREAM:
+        raise refuse(f"{option} must name a file or a folder, got -, which stands for standard output")
+
+
 @add_command()
 def demo(
     seeds: Annotated[int, typer.Option(min=1, help="Runs per method and learning rate.")] = 3,
@@ -193,6 +203,7 @@ def report(
         import jinja2  # noqa: F401
 
         from sepsa.stream.tables import forecast, inspection, output
+    refuse_stream("--out", out)
     if model.is_dir():
         raise refuse(f"{model} is a folder: give a saved model")
 
@@ -286,6 +297,7 @@ def compile_kernels(
     ] = None,
 ) -> None:
     """Compile all kernels now, so that the first row is fast: when a container is built, or before tests."""
+    refuse_stream("--to", to)
     if to is not None:
         with system_errors():
             to.mkdir(parents=True, exist_ok=True)

@@ -26,8 +26,10 @@ from typer.testing import CliRunner
 
 import sepsa
 from sepsa import cli
+from sepsa.stream.columns.cells import date_formats, read_cell
 from sepsa.stream.tables import formats, output, source
 from sepsa.stream.tables import records as table_records
+from sepsa.stream.tables.model import TableModel
 
 STREAM = "stream t.csv --target y --predictions out.csv"
 SAVED = f"{STREAM} --checkpoint m.sepsa"
@@ -155,13 +157,15 @@ def test_identifiers_other_dates_and_many_texts_are_named():
     assert "must be a format of strptime that names the year" in said(given.replace("%d/%m/%Y", "%d"), code=2)
     assert "column 'city' has more than 30 different texts: further ones share one input, the mean of" in told
     table("x;y\n" + "1,5;3\n" * 5)
-    words = "column 'x' looks like a number with a decimal comma, '1,5', and is read as a text: give --decimal ,"
+    words = "column 'x' looks like a number, '1,5', and is read as a text: give --decimal ,\n"
     assert said(STREAM).count(words) == 1
     assert words not in said(f"{STREAM} --decimal ,")
     table("x;z;y\n" + "1,234.5;7;3\n" * 5)
     told = said(f"{STREAM} --categorical z")
-    assert "looks like a number, '1,234.5', and is read as a text: remove all but digits and the decimal mark" in told
+    assert "looks like a number, '1,234.5', and is read as a text: give --thousands ,\n" in told
     assert "column 'z'" not in told
+    table("x;y\n" + "1,234;3\n" * 5 + "€ 7;3\n" * 5)
+    assert "'1,234', and is read as a text: give --thousands , or --decimal ,\n" in said(STREAM)
 
 
 def test_dropped_and_categorical_columns():
@@ -170,6 +174,136 @@ def test_dropped_and_categorical_columns():
     run(f"{SAVED} --drop id --categorical zip")
     assert inspected()["inputs"] == 3
     assert np.abs(np.array(predictions())[300:] - targets[np.arange(300, 400) % 3]).max() < 0.5
+
+
+def test_a_column_of_numbers_that_turns_to_texts_is_named_once_and_by_inspect(monkeypatch):
+    for batch in (formats.CsvReader.batch, 7):
+        monkeypatch.setattr(formats.CsvReader, "batch", batch)
+        table("x,z,y\n" + "1,a,2\n" * 500)
+        assert "numbers and texts" not in said(SAVED)
+        assert inspected()["numbers and texts"] == []
+        with Path("t.csv").open("a") as file:
+            file.write("oops,2,2\n" * 3 + "1,a,2\n")
+        told = said(SAVED)
+        for name, text in (("x", "oops"), ("z", "a")):
+            cure = f"give --na-values {text} if that is a missing value, or --categorical {name} if all are names"
+            assert told.count(f"column '{name}' holds numbers and texts, as '{text}': {cure}\n") == 1
+        assert inspected()["numbers and texts"] == ["x", "z"]
+        Path("m.sepsa").unlink()
+        assert "column 'x'" not in said(f"{STREAM} --na-values oops --categorical z")
+
+
+@pytest.mark.parametrize(
+    ("text", "forms"),
+    [
+        ("01/31/2026 01:30 PM", ["%m/%d/%Y %I:%M %p"]),
+        ("1.2.26 1:30:05pm", ["%d.%m.%y %I:%M:%S%p", "%m.%d.%y %I:%M:%S%p"]),
+        ("2026-01-31 1 AM", ["%Y-%m-%d %I %p"]),
+        ("31.01.2026 01:30 p. m.", ["%d.%m.%Y %I:%M %p"]),
+        ("31/1/2026 13:30", ["%d/%m/%Y %H:%M"]),
+        ("31/1/2026 13:30 PM", []),
+        ("31/1/2026 1:30 XM", []),
+    ],
+)
+def test_dates_of_twelve_hours_are_named_with_their_format(text, forms):
+    assert date_formats(text) == forms
+    table("when,x,y\n" + f"{text},1,2\n" * 9)
+    for name in ("iso", "other"):
+        hour = "13:30" if "13" in text or "01" in text else ("13:30:05" if "05" in text else "01:00")
+        day = "2026-02-01" if text.startswith("1.2") else "2026-01-31"
+        table("when,x,y\n" + "".join(f"{text if name == 'other' else f'{day} {hour}'},{i % 3},{i}\n" for i in range(9)))
+        if forms:
+            run(f"{STREAM} --date-format {shlex.quote(forms[0])}")
+            Path("out.csv").rename(f"{name}.out")
+    if forms:
+        assert Path("other.out").read_text() == Path("iso.out").read_text()
+
+
+def test_thousands_are_one_number_in_every_format():
+    values = [60_000 + 7.5 * i for i in range(120)]
+    spelled = {",": ("{:,.2f}", "."), ".": ("{:,.2f}", ","), " ": ("{:,.2f}", ","), "'": ("{:,.2f}", ".")}
+    table("x;y\n" + "".join(f"{value:.2f};{i}\n" for i, value in enumerate(values)))
+    run("stream t.csv --target y --predictions plain.csv")
+    for mark, (form, decimal) in spelled.items():
+        cells = [form.format(value).replace(",", "t").replace(".", decimal).replace("t", mark) for value in values]
+        cells[7] = cells[7].replace(" ", "\u202f")
+        table("x;y\n" + "".join(f"{cell};{i}\n" for i, cell in enumerate(cells)))
+        Path("t.jsonl").write_text("".join(json.dumps({"x": cell, "y": i}) + "\n" for i, cell in enumerate(cells)))
+        pq.write_table(pa.table({"x": cells, "y": np.arange(len(cells))}), "t.parquet")
+        for name in ("t.csv", "t.jsonl", "t.parquet"):
+            given = f"--decimal {decimal} --thousands {shlex.quote('space' if mark == ' ' else mark)}"
+            assert "column 'x'" not in said(f"stream {name} --target y {given} --predictions out.csv")
+            told, plain = (Path(file).read_text().splitlines() for file in ("out.csv", "plain.csv"))
+            assert [line.partition(",")[2] for line in told] == [line.partition(",")[2] for line in plain], (mark, name)
+    for text in ("1,2,3", "12,34", "1,2345", ",123", "1,234,", "1,23,4567"):
+        assert read_cell(text, ".", None, ",")[0] == "text", text
+
+
+def test_nested_json_names_the_column_to_leave_out():
+    rows = [{"x": i % 5, 'its, "kind"': {"k": 1}, "more": [1], "y": 2 * (i % 5)} for i in range(50)]
+    table("".join(json.dumps(row) + "\n" for row in rows), "t.jsonl")
+    line = "stream t.jsonl --target y --predictions out.csv"
+    told = said(line, code=1)
+    assert "'more' is a list, which is not a number" in told or "is a dict, which is not a number" in told
+    cure = re.search(r"leave it out by (--drop .*)", told)[1]
+    told = said(f"{line} {cure}", code=1)
+    assert "'more' is a list, which is not a number, a date or a text: leave it out by --drop more\n" in told
+    said(f"{line} {cure.removesuffix(chr(39))},more'")
+    assert len(predictions()) == 50
+    pq.write_table(pa.table({"x": [1.0], "more": [[1]], "y": [1.0]}), "t.parquet")
+    assert "leave it out by --drop more" in said("stream t.parquet --target y --predictions out.csv", code=1)
+
+
+def test_a_hyphen_is_standard_output_and_never_a_file(folder):
+    write(n=60)
+    printed = run("stream t.csv --target y --checkpoint m.sepsa").stdout
+    Path("m.sepsa").unlink()
+    before = {path.name for path in folder.iterdir()}
+    assert run("stream t.csv --target y --out -").stdout == printed
+    for option in ("--checkpoint", "--quarantine", "--report"):
+        told = said(f"stream t.csv --target y {option} -", code=2)
+        assert told == f"{option} must name a file or a folder, got -, which stands for standard output\n"
+    assert "--predictions must name a file" in said("forecast t.csv --target y --predictions -", code=2)
+    assert {path.name for path in folder.iterdir()} == before
+
+
+def test_a_file_in_another_encoding_stops_before_its_rows_are_put_aside(folder):
+    names = ["Mayer", "Müller", "Groß"]
+    text = "name,y\n" + "".join(f"{names[i % 3]},{i % 3}\n" for i in range(3000))
+    for encoding in ("cp1250", "latin1"):
+        table(text.encode(encoding))
+        told = said(STREAM, code=1)
+        assert told.count("\n") == 1, told
+        assert "t.csv is not in UTF-8, as line 3 and 1999 others show: give its encoding, such as --encoding" in told
+        said(f"{STREAM} --encoding {encoding}")
+        assert len(predictions()) == 3000
+    lines = [json.dumps({"name": names[i % 3], "y": i % 3}, ensure_ascii=False) for i in range(90)]
+    table("\n".join(lines).encode("latin1"), "t.jsonl")
+    assert "t.jsonl is not in UTF-8" in said("stream t.jsonl --target y --predictions out.csv", code=1)
+    few = text.encode().replace(
+        "Müller".encode(), b"M\xfcller", 30
+    )  # some rows are broken, others tell that it is UTF-8
+    table(few)
+    assert "30 quarantined" in said(STREAM)
+    table(("name,y\n" + "Mayer,1\n" * 3000).encode() + b"M\xfcller,1\n" * 30)  # and here too few are
+    assert "30 quarantined" in said(STREAM)
+
+
+def test_rows_a_second_are_counted_from_when_all_is_compiled(monkeypatch):
+    """The first rows that any model learns take a day on this clock."""
+    write(n=300)
+    day, learned, clock = 86_400.0, [], itertools.count()
+
+    def learn(model, block, asked=None, own=TableModel.learn):
+        learned.append(len(block))
+        return own(model, block, asked)
+
+    monkeypatch.setattr(TableModel, "learn", learn)
+    monkeypatch.setattr(output.time, "monotonic", lambda: next(clock) / 1000 + day * bool(learned))
+    told = run("stream t.csv --target y --predictions out.csv --body fourier").stderr
+    rate = int(re.search(r"([\d,]+) rows a second", told)[1].replace(",", ""))
+    assert rate > 1000
+    assert learned[1:] == [300]
 
 
 BAD = [
@@ -214,7 +348,10 @@ WRONG = [  # beside test_bad_input.py: the table, further options, the exit code
     (GOOD, "--encoding hex", 2, "--encoding must be one that Python knows"),
     (GOOD, "--date-format %d.%m", 2, "a format of strptime that names the year, such as %d.%m.%Y, got '%d.%m'"),
     (b'x,"a\nb"\n1,2\n', "", 2, "--target must be a column of the table, x, a\\nb, got 'y'"),
-    (b"x,y\n1,1.234.567\n", "", 2, "is '1.234.567', which is not a number: remove all but digits and"),
+    (b"x,y\n1,1.234.567\n", "", 2, "is '1.234.567', which is not a number: give --decimal , --thousands ."),
+    (b"x,y\n1,\xe2\x82\xac 7\n", "", 2, "is '€ 7', which is not a number: remove all but digits and"),
+    (GOOD, "--thousands .", 2, "--thousands must be one of , . ' _ space and not the decimal mark, got '.'"),
+    (b'x,y\n1,"2,500"\n', "", 2, "is '2,500', which is not a number: give --thousands , or --decimal ,"),
     (b"x;y\n1;2,5\n", "", 2, "which is not a number: give --decimal ,"),
     (GOOD, "--drop y", 2, "--drop must leave the target in the table"),
     (b"x;y\n1;1.5\n", "--decimal ,", 2, "the target 'y' is '1.5', which is not a number: give --decimal ."),
@@ -441,7 +578,7 @@ def test_the_last_line_says_what_was_written_where():
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet", "arrow"])
-def test_progress_has_the_share_of_the_rows_and_the_time_that_the_others_take(form, monkeypatch):
+def test_progress_has_the_share_of_the_rows_and_the_time_that_the_others_take(form, monkeypatch, notebooks):
     assert "a second, recent" not in said(f"stream {write()} --target y --predictions out.csv --body fourier")
     monkeypatch.setattr(output, "PROGRESS", 0.0)
     monkeypatch.setattr(formats, "ROWS", 100)
@@ -461,7 +598,11 @@ def test_progress_has_the_share_of_the_rows_and_the_time_that_the_others_take(fo
     assert re.search(last, told, re.MULTILINE)
     assert "\x1b" not in told
     Path("t.csv.gz").write_bytes(gzip.compress(Path("t.csv").read_bytes()))
-    assert "left" not in said("stream t.csv.gz --target y --predictions out.csv --body fourier")
+    packed = said("stream t.csv.gz --target y --predictions out.csv --body fourier")
+    assert "left" not in packed
+    for text in (told, packed):  # pages leave out what slow machines alone print
+        assert "a second, recent" in text
+        assert "a second, recent" not in notebooks.SLOW.sub("", text)
 
 
 def test_printed_numbers_have_six_digits_and_those_of_a_file_all():

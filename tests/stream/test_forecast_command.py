@@ -118,6 +118,57 @@ def test_mistakes_are_one_line_with_the_cure(text, options, words, tmp_path):
     assert told.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("form", "step"),
+    [("%Y%m", 31), ("%Y%m%d", 1), ("%Y%m%d%H", 1 / 24), ("%Y%m%d%H%M", 1 / 96), ("%Y%m%d%H%M%S", 1 / 96)],
+)
+def test_dates_written_as_integers_are_never_taken_for_seconds(form, step, tmp_path):
+    days = [datetime(2026, 1, 1) + timedelta(days=step * i) for i in range(30)]
+    written = {form: tmp_path / "t.csv", "%Y-%m-%d %H:%M": tmp_path / "iso.csv"}
+    for how, path in written.items():
+        days = [day.replace(day=1) if form == "%Y%m" else day for day in days]
+        path.write_text("t,v\n" + "".join(f"{day.strftime(how)},{i % 7}\n" for i, day in enumerate(days)))
+    source, *options = tmp_path / "t.csv", "--time", "t", "--target", "v", "--horizon", 2
+    for files in ((), ("--checkpoint", tmp_path / "c")):
+        told = run(source, *options, *files, code=2)
+        first = days[0].strftime(form)
+        cure = f"give --date-format {form}, or leave --time out if its numbers count rows\n"
+        assert told.stderr == f"'t' has dates without marks between their parts, as {first}: {cure}"
+        assert told.stdout == ""
+        assert not (tmp_path / "c").exists()
+    read = run(source, *options, "--date-format", form).stdout
+    assert read == run(tmp_path / "iso.csv", *options).stdout
+    one = source.read_text().splitlines()
+    source.write_text("\n".join(one[:2]) + "\n")  # a single number may be seconds
+    run(source, *options, "--checkpoint", tmp_path / "c")
+    source.write_text("\n".join(one) + "\n")
+    assert f"give --date-format {form}" in run(source, "--checkpoint", tmp_path / "c", code=2).stderr
+
+
+def test_seconds_and_counts_are_no_dates(tmp_path):
+    for first, step in ((1_767_225_600, 3600), (1, 1), (202_601, 60), (0, 0.5), (20_260_101, 3600)):
+        times = "".join(f"{first + step * i},{i % 5}\n" for i in range(40))
+        (tmp_path / "t.csv").write_text(f"t,v\n{times}")
+        rows = rows_of(run(tmp_path / "t.csv", "--time", "t", "--target", "v", "--horizon", 1).stdout)
+        assert float(rows[0]["time"]) == pytest.approx(first + 40 * step)
+
+
+def test_a_single_bound_is_the_least_value_as_help_says(tmp_path):
+    source = table(tmp_path / "t.csv", lines(120))
+    told = {given: run(source, *OPTIONS, "--bounds", given).stdout for given in ("0", "0,", ",12", "0,12")}
+    assert told["0"] == told["0,"] != told[",12"]
+    assert all(float(row["high"]) <= 12 for row in rows_of(told[",12"]) if row["series"] == "a")
+
+
+def test_columns_that_are_not_asked_for_may_hold_anything(tmp_path):
+    source = tmp_path / "t.jsonl"
+    plain = [{"a": i % 5, "b": 1.0} for i in range(60)]
+    source.write_text("".join(json.dumps(row) + "\n" for row in plain))
+    expected = run(source, "--target", "a", "--horizon", 2).stdout
+    source.write_text("".join(json.dumps(row | {"meta": {"k": [1]}}) + "\n" for row in plain))
+    assert run(source, "--target", "a", "--horizon", 2).stdout == expected
+
+
 def test_a_table_that_is_newest_first_is_an_error_with_the_cure(tmp_path):
     source = table(tmp_path / "t.csv", list(lines(60))[::-1])
     result = run(source, *OPTIONS, "--checkpoint", tmp_path / "c", code=4)

@@ -24,8 +24,8 @@ NUMBER, DATE, TEXT, CATEGORY = KINDS = ("numbers", "dates", "texts", "categories
 class FrameInputs(Inputs):
     """Inputs whose warnings name what a user of pandas can do."""
 
-    drop, decimal, dates = "drop it", "convert it to numbers", "convert it by pandas.to_datetime(..., format={})"
-    tells_dates = False
+    drop, numbers, dates = "drop it", "convert it to numbers", "convert it by pandas.to_datetime(..., format={})"
+    mixed, tells_dates = "", False
 
 
 class FrameEncoder:

@@ -8,13 +8,14 @@ more than `categories` indicators gets the running mean of the target of each te
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sepsa.states import schema
-from sepsa.stream.columns.cells import DECIMAL_COMMA, DECORATED, NUMBER, date_formats
+from sepsa.stream.columns.cells import DECORATED, NUMBER, date_formats, number_cure
 from sepsa.stream.columns.levels import SLOTS, LevelMeans, keys_of
 from sepsa.stream.columns.reader import Column
 from sepsa.stream.growth import NewInput
@@ -44,7 +45,8 @@ class Candidate(NamedTuple):
 class Inputs:
     """The learner's inputs by name, and the columns and texts that they encode."""
 
-    drop, decimal, dates = "--drop it", "give --decimal ,", "give --date-format {}"  # in warnings
+    drop, numbers, dates = "--drop it", "{}", "give --date-format {}"  # in warnings
+    mixed = "give --na-values {} if that is a missing value, or --categorical {} if all are names"
     tells_dates = True
 
     def __init__(self, categories: int, means: int = 1) -> None:
@@ -96,6 +98,7 @@ class Inputs:
         candidates: list[Candidate] = []
         warnings: list[tuple[int, str]] = []
         for rank, (name, column) in enumerate(columns.items()):
+            before = next(iter(self.texts.get(name, ())), "")
             for of, values in numbers_of(name, column).items():
                 if of in self.names or not len(rows := np.flatnonzero(~np.isnan(values))):
                     continue
@@ -105,6 +108,8 @@ class Inputs:
                     warnings.append((int(rows[0]), said))
             if column.codes is not None:
                 self._add_texts(name, rank, column, candidates, warnings)
+            if self.mixed:
+                self._look_for_mixed(name, column, before, warnings)
         if not self.names and not any(candidate.row == 0 for candidate in candidates):
             candidates.append(Candidate(0, -1, NOTHING, 0.0, 1.0))
         new = []
@@ -124,6 +129,25 @@ class Inputs:
                 texts += 1
             new.append(NewInput(row, name, mean, scale))
         return new, [text for _, text in sorted(warnings)]
+
+    def mixed_columns(self) -> list[str]:
+        """The columns that have held texts beside numbers or dates."""
+        return [name for name in sorted(self.texts) if not self.names.keys().isdisjoint([name, *date_names(name)])]
+
+    def _look_for_mixed(self, name: str, column: Column, text: str, warnings: list[tuple[int, str]]) -> None:
+        """Warn of a column that holds texts beside numbers or dates; `text` is one of rows before, empty for none."""
+        values = column.is_time | ~np.isnan(column.numbers)
+        known = name in self.names or date_names(name)[0] in self.names
+        if f"mixed {name}" in self.warned or not (known or values.any()) or not (text or column.is_text.any()):
+            return
+        first = -1 if known else int(values.argmax())
+        if not text:
+            text = column.text(int(column.is_text.argmax()))
+            first = max(first, int(column.is_text.argmax()))
+        kind = "dates" if column.is_time.any() or date_names(name)[0] in self.names else "numbers"
+        cure = self.mixed.format(shlex.quote(text[:40]), shlex.quote(name))
+        said = f"column {name!r} holds {kind} and texts, as {text[:40]!r}"
+        self._warn(f"mixed {name}", first, warnings, f"{said}: {cure}")
 
     def _add_texts(
         self, name: str, rank: int, column: Column, candidates: list[Candidate], warnings: list[tuple[int, str]]
@@ -169,13 +193,15 @@ class Inputs:
             said = f"column {name!r} looks like dates, as {text!r}, and is read as texts"
             cure = f"{self.dates.format(' or '.join(map(repr, formats)))}, or {self.drop}"
             self._warn(f"date {name}", row, warnings, f"{said}: {cure}")
-            self.warned |= {f"texts {name}", f"identifier {name}"}
-        if DECIMAL_COMMA.fullmatch(text):
-            said = f"column {name!r} looks like a number with a decimal comma, {text!r}, and is read as a text"
-            self._warn(f"decimal {name}", row, warnings, f"{said}: {self.decimal}")
-        elif DECORATED.fullmatch(text) and not NUMBER.fullmatch(text.strip()):
+            self.warned |= {f"texts {name}", f"identifier {name}", f"mixed {name}"}
+        if NUMBER.fullmatch(text.strip()):  # a name, in a column of categories
+            return
+        cure = number_cure(text)
+        if cure or DECORATED.fullmatch(text):
             said = f"column {name!r} looks like a number, {text!r}, and is read as a text"
-            self._warn(f"decimal {name}", row, warnings, f"{said}: remove all but digits and the decimal mark")
+            cure = self.numbers.format(cure) if cure else "remove all but digits and the decimal mark"
+            self._warn(f"decimal {name}", row, warnings, f"{said}: {cure}")
+            self.warned.add(f"mixed {name}")
 
     def _warn(self, key: str, row: int, warnings: list[tuple[int, str]], said: str) -> None:
         if key not in self.warned:

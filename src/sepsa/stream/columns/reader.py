@@ -72,10 +72,10 @@ class Column:
         return Column(numbers, codes if (codes >= 0).any() else None, self.texts, times)
 
 
-def read_value(value: Any, decimal: str = ".", date_format: str | None = None) -> tuple[str, float]:
-    """Kind and value of a cell: "missing", "number", "date" (seconds since 1970) or "text"; TypeError for an object."""
+def read_value(value: Any, *how: Any) -> tuple[str, float]:
+    """Kind and value of a cell, a text read with the arguments of `read_cell`; TypeError for an object that is none."""
     if isinstance(value, str):
-        return read_cell(value, decimal, date_format)
+        return read_cell(value, *how)
     if value is None or type(value).__name__ == "NAType":  # of pandas
         return "missing", math.nan
     if isinstance(value, (date, np.datetime64)):
@@ -97,20 +97,14 @@ def read_value(value: Any, decimal: str = ".", date_format: str | None = None) -
     return ("number" if number == number else "missing"), number
 
 
-def column_of_values(
-    codes: NDArray[Any],
-    values: Iterable[Any],
-    categorical: bool = False,
-    decimal: str = ".",
-    date_format: str | None = None,
-) -> Column:
-    """A column from its distinct values and the index of each cell's value, -1 for a missing cell."""
+def column_of_values(codes: NDArray[Any], values: Iterable[Any], categorical: bool = False, *how: Any) -> Column:
+    """A column from its distinct values, read by `read_value`, and the index of each cell's value, -1 for none."""
     values = list(values)
     numbers, times = np.full((2, len(values) + 1), math.nan)
     place = np.full(len(values) + 1, -1, np.int32)
     texts: list[str] = []
     for i, value in enumerate(values):
-        kind, number = read_value(value, decimal, date_format)
+        kind, number = read_value(value, *how)
         if kind == "text" or (categorical and kind != "missing"):
             place[i] = len(texts)
             texts.append(str(value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
 from typing import Any, NamedTuple, TypeAlias
@@ -11,11 +12,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sepsa.states import schema
-from sepsa.stream.columns.cells import DATE, date_formats
+from sepsa.stream.columns.cells import DATE, date_formats, read_date
 from sepsa.stream.columns.cells import read_time as read_iso
 from sepsa.stream.kernels.parts import Floats
 
 EPOCH = datetime(1970, 1, 1)
+# Ways to write dates as integers, and their digits.
+DATE_INTEGERS = {"%Y%m": 6, "%Y%m%d": 8, "%Y%m%d%H": 10, "%Y%m%d%H%M": 12, "%Y%m%d%H%M%S": 14}
 
 Time: TypeAlias = float | int | date | datetime | np.datetime64
 Times: TypeAlias = ArrayLike | Sequence[Time]  # of rows; a text names the column that has them
@@ -84,6 +87,20 @@ def read_times(times: Any) -> Moments:
     return Moments(
         np.array([at for at, *_ in read]), any(dated for _, dated, _ in read), zone or next(iter(zones), None)
     )
+
+
+def integer_dates(numbers: Floats) -> str:
+    """The format, from %Y%m to %Y%m%d%H%M%S, in which nine tenths of these numbers, two at least, spell dates; else "".
+
+    A year is one from 1900 to 2099, which seconds of the years 1970 to 2029 never spell.
+    """
+    texts = {f"{number:.0f}" for number in numbers if number % 1 == 0}
+    for date_format, length in DATE_INTEGERS.items():
+        dates = [text for text in texts if len(text) == length and text[:2] in ("19", "20")]
+        dates = [text for text in dates if not math.isnan(read_date(text, date_format))]
+        if len(dates) >= max(2, 0.9 * len({*numbers})):
+            return date_format
+    return ""
 
 
 def seconds_of(dates: Any) -> Any:

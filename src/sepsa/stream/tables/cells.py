@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from sepsa.stream.columns.reader import Column, column_of, column_of_values
-from sepsa.stream.tables.reading import Reading
+from sepsa.stream.tables.reading import Reading, drop_of
 
 NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal, pa.types.is_null)
 
@@ -56,7 +56,12 @@ class TableReader:
     def __init__(self, reading: Reading) -> None:
         self.reading = reading
         self.drop: frozenset[str] = frozenset()
+        self.only: frozenset[str] | None = None  # the columns that are read; None: all that are not dropped
         self.categorical: frozenset[str] = frozenset()
+
+    def reads(self, name: str) -> bool:
+        """Whether a column is read."""
+        return name not in self.drop and (self.only is None or name in self.only)
 
     def blocks(self) -> Iterator[RowBlock | None]:
         """The rows, in blocks; None while a pipe is idle."""
@@ -112,14 +117,14 @@ def column_of_arrow(name: str, array: Any, categorical: bool, reading: Reading) 
         encoded = array if pa.types.is_dictionary(kind) else pc.dictionary_encode(array)
         codes = filled(encoded.indices.cast(pa.int32()), np.int32(-1))
         values = encoded.dictionary.to_pylist()
-        return column_of_values(codes, values, categorical, reading.decimal, reading.date_format)
+        return column_of_values(codes, values, categorical, *reading.cells())
     if any(is_kind(kind) for is_kind in NUMBERS):
         floats = array if pa.types.is_float64(kind) else pc.cast(array, pa.float64(), safe=False)
         return Column(filled(floats, np.float64(np.nan)))
     try:
         return column_of(array.to_numpy(zero_copy_only=False))
     except TypeError:
-        cure = "which is not a number, a date or a text: leave it out by --drop"
+        cure = f"which is not a number, a date or a text: {drop_of(name)}"
         raise TableError(f"column {name!r} is of type {kind}, {cure}") from None
 
 

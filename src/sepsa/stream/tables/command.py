@@ -29,7 +29,7 @@ from sepsa.stream.columns.cells import read_cell
 from sepsa.stream.tables.cells import RowBlock, TableError, TableReader
 from sepsa.stream.tables.formats import open_table
 from sepsa.stream.tables.inspection import column_names, load_model, spelled, write_report
-from sepsa.stream.tables.model import BlockResult, Details, TableModel
+from sepsa.stream.tables.model import BlockResult, Details, TableModel, at_rows
 from sepsa.stream.tables.options import NO_TARGET, DetailOptions, RunOptions
 from sepsa.stream.tables.output import (
     FAILED,
@@ -51,6 +51,7 @@ from sepsa.stream.tables.output import (
 from sepsa.stream.tables.reading import Reading, cure_of
 
 SHOWN_COLUMNS = 5  # unknown columns that are named
+WARM = 20  # rows that another model learns first, so that the seconds of a row do not have those of the start
 IDLE = 10.0  # seconds without new rows after which a checkpoint is written
 
 
@@ -101,6 +102,7 @@ class StreamRun:
         held.callback(self.quarantine.close)
         self.saved_at = time.monotonic()
         self.unchecked = not self.table.resumed  # whether it is a table of which no row was read
+        self.warm = False  # whether all is loaded and compiled that rows need
         self.unsaved = 0  # rows
         self.left_out = LeftOut()
         self.line = RunningLine(self.model, self.table.share)
@@ -120,13 +122,14 @@ class StreamRun:
         except TableError as error:  # the rows before it are kept
             reason = str(error)
         self.line.end()
+        seconds = time.monotonic() - self.line.started
         code = self.signals.code if reason is None else FAILED
         if reason is not None:
             say(reason)
         self.save()
         if self.model.trace.rows:
             self._finish()
-        return self._summary(code)
+        return self._summary(code, seconds)
 
     def _resume(self, path: Path) -> tuple[Any, dict[str, Any]]:
         """The model of the checkpoint and its position; the options must be those it was made with."""
@@ -173,6 +176,13 @@ class StreamRun:
         if len(block) and (self.unchecked or not self.model.trace.rows):
             self._check_first(block)
             self.unchecked = False
+        if len(block) and not self.warm:
+            few = np.arange(min(len(block), WARM))
+            self.new_model(**self.model.get_params()).learn(
+                RowBlock(at_rows(block.columns, few), block.lines[few], block.raw, [], block.position), self.asked
+            )
+            self.line.start()
+            self.warm = True
         result = self.model.learn(block, self.asked)
         self.position = self._position(block)
         for text in result.warnings:
@@ -213,7 +223,7 @@ class StreamRun:
             save_locked(self.model, self.target, position, self.options.keep, self.options.force)
         self.unsaved, self.saved_at = 0, time.monotonic()
 
-    def _summary(self, code: int) -> int:
+    def _summary(self, code: int, seconds: float) -> int:
         model, rows = self.model, self.model.trace.rows
         new, lost = rows - self.line.rows, self.left_out.lost
         kept = str(self.quarantine.path) != os.devnull
@@ -229,11 +239,10 @@ class StreamRun:
             return self.left_out.exit_code(FAILED)
         if not rows:
             return code
-        seconds = max(time.monotonic() - self.line.started, 1e-9)
         since = "" if new == rows else f" ({new} now)"
         say(
             f"{rows} rows{since}, {error_of(model)}, each predicted before it was learned{where}"
-            f"; {new / seconds:,.0f} rows a second"
+            f"; {new / max(seconds, 1e-9):,.0f} rows a second"
         )
         if code in (INTERRUPTED, TERMINATED):
             how = "and saved; the same command goes on from there" if self.options.checkpoint else "and not saved"

@@ -17,7 +17,7 @@ from sepsa.stream.tables.model import BlockResult
 from sepsa.stream.tables.output import NEWEST_FIRST, Misuse, Predictions, error_of, print_text, quote, say, speller
 from sepsa.stream.tables.reading import cure_of
 from sepsa.stream.tables.records import TextReader
-from sepsa.stream.tables.series import ForecastTable, date_of
+from sepsa.stream.tables.series import ForecastTable
 
 
 class ForecastFile(Predictions):
@@ -67,9 +67,7 @@ class ForecastRun(StreamRun):
     def _check_times(self, block: RowBlock) -> None:
         """Raise an error if no time can be read or the newest row comes first."""
         model = self.model
-        at, dated = model.times(block)
-        if not dated and all(not math.isnan(date_of(f"{time:.15g}", "%Y%m%d")) for time in at[:100]):
-            say(f"{model.time!r} is read as seconds, as {at[0]:.15g}: give --date-format %Y%m%d if these are dates")
+        at, _ = model.times(block)
         there = np.flatnonzero(~np.isnan(at))
         if not len(there):
             raise Misuse(f"line {block.lines[0]}: {model.no_time(block, 0)}")
@@ -87,8 +85,7 @@ class ForecastRun(StreamRun):
         model = self.model
         time = () if model.time is None else (model.time,)
         check_names(self.table, {"target": model.target, "time": time, "inputs": model.inputs})
-        if self.table.names is not None:
-            self.table.drop = frozenset(self.table.names) - {*model.target, *model.inputs, *time}
+        self.table.only = frozenset({*model.target, *model.inputs, *time})
         if model.reading.date_format is not None and isinstance(self.table, TextReader):
             self.table.categorical = frozenset(time)  # 01022026 is not the number 1022026
 

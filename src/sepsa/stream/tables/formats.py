@@ -26,7 +26,7 @@ from sepsa.stream.columns.cells import MISSING
 from sepsa.stream.columns.reader import Column, column_of_objects
 from sepsa.stream.tables import records
 from sepsa.stream.tables.cells import BadRow, Position, RowBlock, TableError, TableReader
-from sepsa.stream.tables.reading import Reading
+from sepsa.stream.tables.reading import Reading, drop_of, encoding_cure, spell_encoding
 from sepsa.stream.tables.records import KEPT, RecordBatch, TextReader, too_long
 from sepsa.stream.tables.source import BINARY, ByteSource, ChunkFile
 
@@ -119,7 +119,7 @@ class CsvReader(TextReader):
         return f"the line is not in {spell_encoding(self.source.encoding)}" if fails(record.decode) else None
 
     def _columns(self, data: bytes, rows: int) -> dict[str, Column]:
-        used = [name for name in self.names if name not in self.drop]
+        used = [name for name in self.names if self.reads(name)]
         if not used:
             return {}
         try:
@@ -186,10 +186,11 @@ class JsonLinesReader(TextReader):
             raise ValueError("the line is not JSON") from None
         if not isinstance(row, dict):
             raise ValueError("the line is not a JSON object")
-        row = {name: value for name, value in row.items() if name not in self.drop}
+        row = {name: value for name, value in row.items() if self.reads(name)}
         for name, value in row.items():
             if isinstance(value, (list, dict)):
-                raise ValueError(f"{name[:100]!r} is a {type(value).__name__}, which is not a number, a date or a text")
+                what = "which is not a number, a date or a text"
+                raise ValueError(f"{name[:100]!r} is a {type(value).__name__}, {what}: {drop_of(name)}")
         if len(row) > MOST_COLUMNS:
             raise ValueError(f"the line has more than {MOST_COLUMNS} columns")
         return row
@@ -198,7 +199,7 @@ class JsonLinesReader(TextReader):
         categorical = name in self.categorical
         if categorical:
             values = [None if v is None else v if isinstance(v, str) else json.dumps(v) for v in values]
-        return column_of_objects(values, categorical, self.reading.decimal, self.reading.date_format)
+        return column_of_objects(values, categorical, *self.reading.cells())
 
 
 class ArrowReader(TableReader):
@@ -237,7 +238,7 @@ class ArrowReader(TableReader):
         self._row = int(known["row"]) if self.resumed else 0
 
     def _blocks(self) -> Iterator[RowBlock | None]:
-        used = [name for name in self.names or () if name not in self.drop]
+        used = [name for name in self.names or () if self.reads(name)]
         try:
             for batch in self._batches(used):
                 columns = self._read(batch, used, self.categorical | self._named)
@@ -313,17 +314,6 @@ def open_table(
 def kind_of_file(start: bytes) -> str:
     """What a file that begins with these bytes seems to be; empty if that is unknown."""
     return next((kind for first, kind in KINDS.items() if start.startswith(first)), "")
-
-
-def spell_encoding(name: str) -> str:
-    """An encoding in messages."""
-    return name.upper() if name.startswith("utf") else name
-
-
-def encoding_cure(name: str) -> str:
-    """What to do about a text that is not in this encoding."""
-    other = "cp1250, or convert it, as iconv -f cp1250 -t utf-8 does" if name == "UTF-8" else "utf-8"
-    return f"give its encoding, such as --encoding {other}"
 
 
 def find_separator(header: str) -> str:

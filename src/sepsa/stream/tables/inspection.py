@@ -98,6 +98,7 @@ def describe_model(model: TableModel, header: Header) -> dict[str, Any]:
         "alarms": model.trace.alarm_count,
         "columns": column_names(model),
         "inputs": len(model.inputs.names),
+        "numbers and texts": model.inputs.mixed_columns(),
         "position": header.position.get("table") if isinstance(header.position, dict) else None,
     }
     if model.classify:

@@ -31,8 +31,9 @@ def periods(text: str) -> float | str | tuple[float | str, ...]:
 
 
 def limits(text: str) -> tuple[float | str | None, ...]:
-    """Numbers with commas between, None for one left out."""
-    return tuple(number(part) if part.strip() else None for part in text.split(",")) if text else ()
+    """Least and largest value with a comma between, None for one left out; a single number is the least."""
+    parts = text.split(",") if "," in text else [text, ""]
+    return tuple(number(part) if part.strip() else None for part in parts) if text else ()
 
 
 def digits(text: str) -> int | str:
@@ -110,6 +111,7 @@ class CommandOptions:
         None, "Significant digits of written numbers, or all; else 6 of printed ones, and all in a file.", read=digits
     )
     model: ClassVar[type | None] = None  # has the options of the model
+    prints: ClassVar[bool] = True  # whether predictions are printed where no file is named
 
     def __init__(self, source: Path | None, **given: Any) -> None:
         self.source, own = source, {each.name for each in fields(self)}
@@ -158,7 +160,7 @@ class StreamOptions(RunOptions, DetailOptions):
 class ForecastOptions(RunOptions):
     """The options of `sepsa forecast`."""
 
-    model = SeriesOptions
+    model, prints = SeriesOptions, False
     predictions: Path | None = option(None, "A .csv for the forecasts made after each row.")
     report: Path | None = option(None, "An .html page with the forecasts as fan charts.")
     quarantine: Path | None = option(Path(os.devnull), "A .csv for rows that cannot be used.")

@@ -18,8 +18,8 @@ from typing import Any, TextIO
 
 from sepsa.states.output import is_device
 from sepsa.stream.tables.cells import TableError
-from sepsa.stream.tables.formats import encoding_cure
 from sepsa.stream.tables.model import BlockResult, Details, TableModel
+from sepsa.stream.tables.reading import encoding_cure
 from sepsa.validation import printable
 
 REFRESH = 0.5  # seconds between two running lines in a terminal
@@ -190,6 +190,10 @@ class RunningLine:
         self.started = self.last = time.monotonic()
         self._shown = False
         self._rows = (0, 0)  # learned and quarantined, when the last line was shown
+
+    def start(self) -> None:
+        """Count time and rows from now on."""
+        self.started = self.last = time.monotonic()
 
     def show(self) -> None:
         now, rows = time.monotonic(), (self.model.trace.rows, self.model.quarantined)

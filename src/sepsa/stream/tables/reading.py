@@ -9,7 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from sepsa.stream.columns.cells import DECORATED, check_date_format, date_formats, read_cell
+from sepsa.stream.columns.cells import (
+    DECORATED,
+    THOUSANDS,
+    check_date_format,
+    date_formats,
+    number_cure,
+    read_cell,
+)
 
 UTF_8 = "utf-8"
 BROKEN = "sepsa.broken"  # the error handler that writes a byte which no UTF-8 text has
@@ -39,6 +46,7 @@ class Reading:
 
     sep: str | None = option(None, "The separator of cells; else it is found: , ; | or a tab.")
     decimal: str = option(".", "The decimal mark, . or ,")
+    thousands: str | None = option(None, "The mark between thousands, such as , of 63,580.00; else there is none.")
     encoding: str = option(UTF_8, "The encoding of a text file, such as cp1250, latin1 or utf-16.")
     na_values: tuple[str, ...] = option(
         (), "Further missing values, as -999,missing; empty, NA, N/A, NaN, null, None, ? are known.", read=names
@@ -51,7 +59,11 @@ class Reading:
             raise ValueError(f"sep must be one character such as ';' or tab, got {sep!r}")
         if self.decimal not in (".", ",") or self.decimal == sep:
             raise ValueError(f"decimal must be . or , and not the separator, got {self.decimal!r}")
-        self.sep, self.encoding = sep, check_encoding(self.encoding)
+        thousands = {"space": " "}.get(self.thousands or "", self.thousands) or None
+        if thousands is not None and (len(thousands) > 1 or thousands not in THOUSANDS or thousands == self.decimal):
+            marks = "one of , . ' _ space"
+            raise ValueError(f"thousands must be {marks} and not the decimal mark, got {thousands!r}")
+        self.sep, self.thousands, self.encoding = sep, thousands, check_encoding(self.encoding)
         self.na_values, self.date_format = tuple(map(str, self.na_values)), check_date_format(self.date_format)
 
     @classmethod
@@ -59,9 +71,13 @@ class Reading:
         """The settings among these options, from which they are removed."""
         return cls(**{name: options.pop(name) for name in SETTINGS if name in options})
 
+    def cells(self) -> tuple[str, str | None, str | None]:
+        """The arguments of `read_cell` behind the text."""
+        return self.decimal, self.date_format, self.thousands
+
     def missing(self) -> Mapping[str, frozenset[Any]]:
         """The further missing values by kind of cell, "number", "date" or "text"; each is a text where it is one."""
-        cells = [(*read_cell(text, self.decimal, self.date_format), text) for text in self.na_values]
+        cells = [(*read_cell(text, *self.cells()), text) for text in self.na_values]
         found = {kind: frozenset(value for of, value, _ in cells if of == kind) for kind in ("number", "date")}
         return found | {"text": frozenset(text.strip() for _, _, text in cells)}
 
@@ -70,12 +86,28 @@ def cure_of(text: str, reading: Reading, kind: str = "number", otherwise: str = 
     """What to do about a text where numbers or dates are expected."""
     if kind == "date" and (formats := date_formats(text)):
         return f"give --date-format {' or '.join(map(repr, formats))}"
-    mark = "," if reading.decimal == "." else "."
-    if kind == "number" and text.count(mark) == 1 and read_cell(text, mark)[0] == "number":
-        return f"give --decimal {mark}"
+    if kind == "number" and (cure := number_cure(text, reading.decimal)):
+        return cure
     if kind == "number" and DECORATED.fullmatch(text):
         return "remove all but digits and the decimal mark"
     return otherwise or f"give --na-values {shlex.quote(text[:40])} if it is a missing value"
+
+
+def drop_of(column: str) -> str:
+    """How a column is left out."""
+    cell = '"' + column.replace('"', '""') + '"' if any(mark in column for mark in ',"\r\n') else column
+    return f"leave it out by --drop {shlex.quote(cell[:100])}"
+
+
+def spell_encoding(name: str) -> str:
+    """An encoding in messages."""
+    return name.upper() if name.startswith("utf") else name
+
+
+def encoding_cure(name: str) -> str:
+    """What to do about a text that is not in this encoding."""
+    other = "cp1250, or convert it, as iconv -f cp1250 -t utf-8 does" if name == "UTF-8" else "utf-8"
+    return f"give its encoding, such as --encoding {other}"
 
 
 SETTINGS = [each.name for each in fields(Reading)]

@@ -16,12 +16,13 @@ from sepsa.states import schema
 from sepsa.states.objects import rebuilt_as
 from sepsa.stream.columns.cells import read_cell, read_date
 from sepsa.stream.forecast import SepSAForecaster
-from sepsa.stream.forecast.times import Moments
+from sepsa.stream.forecast.times import Moments, integer_dates
 from sepsa.stream.kernels.parts import Floats
 from sepsa.stream.kernels.robust import HUGE
 from sepsa.stream.tables.cells import RowBlock, UsableRows
 from sepsa.stream.tables.model import BlockResult, at_rows
 from sepsa.stream.tables.options import SeriesOptions
+from sepsa.stream.tables.output import Misuse
 from sepsa.stream.tables.reading import Reading, cure_of
 from sepsa.stream.tables.trace import ErrorTrace
 
@@ -160,6 +161,11 @@ class ForecastTable(SeriesOptions):
         """Leave out the rows whose time cannot follow the rows before."""
         clock, learned = self.forecaster.clock(), self.forecaster.rows
         usable.refuse(np.isnan(at), partial(self.no_time, usable.block))
+        if not dated and learned < 2 and (form := integer_dates(np.append(clock.first, at[usable.rows][:100]))):
+            raise Misuse(
+                f"{self.time!r} has dates without marks between their parts, as {at[usable.rows[0]]:.0f}: give "
+                f"--date-format {form}, or leave --time out if its numbers count rows"
+            )
         waiting: list[Any] = []
         rows, held = usable.rows, self.ahead_at[~np.isin(self.ahead_at, at)]
         for i in np.insert(rows, np.searchsorted(at[rows], held), -1 - np.arange(len(held))):
