@@ -29,7 +29,6 @@ from mpmath import mp, mpf
 from torch import Tensor, nn
 
 from sepsa import RLS, SelfTuning
-from sepsa.distributed import as_samples, triangular
 from sepsa.heads import LogisticNewton, PerOutput, SoftmaxNewton
 from sepsa.heads.backends import choose
 from sepsa.heads.backends.choose import force
@@ -247,13 +246,6 @@ def merged(head: Head, batches: list[tuple[Tensor, Tensor]]) -> None:
         head.solver.merge(other.delta_since())
 
 
-def moments(head: Head, batches: list[tuple[Tensor, Tensor]]) -> None:
-    """Each batch as ranks send it to each other: rows of equal second moments."""
-    for x, y in batches:
-        table = torch.cat([x, torch.ones_like(y), y], 1)
-        head.solver.update(*as_samples(triangular(table), FEATURES)[:3])
-
-
 class Route(NamedTuple):
     """A way to learn."""
 
@@ -286,7 +278,6 @@ def routes() -> list[Route]:
         Route("RLS, numba, forgetting 0.99", partial(rls, forgetting=0.99), within=partial(force, "numba")),
         Route("RLS, captured", rls, captured),
         Route("RLS, merged deltas", rls, merged),
-        Route("RLS, moments of ranks", rls, moments),
         Route("PerOutput(RLS)", per_output),
         Route("RLS, evidence", by_evidence),
         Route("RLS, evidence, captured", by_evidence, captured),

@@ -11,7 +11,7 @@ from torch import nn
 from sepsa import RLS
 from sepsa.heads import LogisticNewton, PrecisionWarning, SoftmaxNewton
 
-with pytest.MonkeyPatch.context() as patch:  # not longer: benchmarks/ranks.py would hide tests/ranks.py
+with pytest.MonkeyPatch.context() as patch:  # for this import alone
     patch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     import exactness
 
