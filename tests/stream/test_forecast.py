@@ -27,7 +27,7 @@ from reference import (
     smoothed_trend,
     smoothing_rates,
 )
-from sepsa import SepSAForecaster
+from sepsa import SepSAForecaster, SepSAPanelForecaster
 from sepsa.checkpoint import CheckpointError
 from sepsa.stream.forecast import history
 from sepsa.stream.forecast.kernels import choice, explain, heads, parts, smoothing, step
@@ -695,6 +695,27 @@ def test_leaps_without_a_common_step_are_refused_not_dropped():
         model = small()
         model.prequential(day_and_week(len(at)), times=at)
         assert same(pickle.loads(pickle.dumps(model)).state_dict(), model.state_dict())
+
+
+@pytest.mark.parametrize(("frequency", "form"), [("MS", "%Y%m"), ("D", "%Y%m%d"), ("h", "%Y%m%d%H")])
+def test_dates_written_as_numbers_are_an_error_with_the_cure(frequency, form):
+    dates = pd.date_range("2025-11-01", periods=20, freq=frequency)
+    at, y = np.array([int(date.strftime(form)) for date in dates]), np.arange(20.0)
+    cure = rf"got {at[0]}, a date .* pandas.to_datetime\(..., format='{form}'\)"
+    frame = pd.DataFrame({"unique_id": "a", "ds": at, "y": y})
+    for learn in (lambda: small().fit(y, times=at), lambda: SepSAPanelForecaster(small(step="day")).fit(frame)):
+        with pytest.raises(ValueError, match=cure):
+            learn()
+    model = small()
+    model.learn_one(1.0, time=int(at[0]))
+    with pytest.raises(ValueError, match=cure):
+        model.learn_one(2.0, time=int(at[1]))
+    assert small().fit(y, times=at - at[0]).rows >= 20  # seconds
+
+
+def test_seconds_of_our_years_are_no_dates():
+    for seconds in (1, 60, 3600, 86400):
+        small().fit(np.arange(20.0), times=1.7e9 + seconds * np.arange(20))
 
 
 def test_rows_newest_first_are_an_error_with_the_cure():

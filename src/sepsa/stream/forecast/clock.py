@@ -26,7 +26,7 @@ from sepsa.stream.forecast.grids import (
     find_grid,
     monthly,
 )
-from sepsa.stream.forecast.times import EPOCH, Moments, local_seconds, read_zone, seconds_east
+from sepsa.stream.forecast.times import EPOCH, Moments, integer_dates, local_seconds, read_zone, seconds_east
 from sepsa.stream.kernels.parts import Floats
 
 SETTLED = 256  # times after which the grid is no longer corrected
@@ -87,6 +87,16 @@ class Clock:
         elif self.dated != moments.dated:
             kinds = ("numbers", "dates")
             raise ValueError(f"time must be {kinds[self.dated]} as before, got {kinds[moments.dated]}")
+
+    def check_numbers(self, at: Floats) -> None:
+        """Raise a ValueError where the first times are dates written as numbers."""
+        if self.dated or len(self.first) > 1 or self.last or self.waiting:
+            return
+        if form := integer_dates(known := np.append(self.first, at)[:100]):
+            raise ValueError(
+                f"times must be dates or seconds, got {known[0]:.0f}, a date without marks between its parts: convert "
+                f"them by pandas.to_datetime(..., format={form!r}), or subtract the first one if they are seconds"
+            )
 
     def check_order(self, at: Floats) -> None:
         """Raise a ValueError for times in UTC that are newest first."""

@@ -452,6 +452,7 @@ class SepSAForecaster(Saves):
     def _plan(self, clock: Clock, moments: Moments) -> list[Place]:
         """Where the rows of these times go; an error before anything has changed."""
         clock.begin(moments)
+        clock.check_numbers(moments.seconds)
         clock.check_order(moments.seconds)
         rows, plan = self.rows, []
         for at in moments.seconds.tolist():
