@@ -209,7 +209,7 @@ def test_inputs_ahead_are_told_and_counted():
         with pytest.raises(ValueError, match=f"the 24 rows .* got {len(wrong)}"):
             model.predict(X=wrong)
     assert len(model.predict(5, X[:24])) == 5
-    assert "every=24" in model._repr_html_()
+    assert "every=24" in repr(model)
     assert model.score(y[:24], X[:24]) == np.abs(y[:24] - model.predict(X=X[:24])).mean()
     other = blocks(known_ahead=False).update(y, X)
     with pytest.raises(ValueError, match="give known_ahead=True to SepSAForecaster"):

@@ -31,8 +31,8 @@ from sepsa.stream.kernels.parts import Floats
 
 SETTLED = 256  # times after which the grid is no longer corrected
 HISTORY = 2048  # rows that a forecaster keeps, and can place anew
-CONFIRMED = 2  # rows after the first one beyond a leap that confirm it, or another step than that of the first rows
-CONFUSED = 8  # rows beyond a leap that confirm another step than that of a settled grid, or none
+CONFIRMED = 2  # rows after the first one beyond a leap that confirm it
+CONFUSED = 8  # rows beyond a leap that have no common step with those before
 FEW = 5  # rows after which a step that was given is compared with their times
 
 
@@ -41,14 +41,13 @@ class Place(NamedTuple):
 
     `gaps` are those of the waiting rows, if they are confirmed, and of the row itself; empty for a row that waits.
     `dropped` rows that waited were wrong. `points` are new points of all rows
-    so far, where the grid has been corrected to `grid`. `says` is a warning. `point` is that of the last row placed.
+    so far, where the grid has been corrected to `grid`. `point` is that of the last row placed.
     """
 
     gaps: tuple[int, ...]
     dropped: int = 0
     points: Any = None
     grid: Grid | None = None
-    says: str = ""
     point: int = 0
 
 
@@ -61,8 +60,7 @@ class Clock:
     """The grid, and the point of the last row.
 
     The grid is found when there are 2, 4, 8, ..., 256 times, and where a time among these does not fit it. A leap far
-    beyond the history waits until more rows follow it. Where these are leaps themselves, the step was wrong: the grid
-    becomes theirs, and earlier rows that do not fit it are taken for rows one step apart.
+    beyond the history waits until more rows follow it. Where these are leaps themselves, times have no common step.
     """
 
     def __init__(self, step: float | str | None) -> None:
@@ -121,185 +119,109 @@ class Clock:
                 )
             self.first, self.last, self.grid = [at], 0, self.found(np.array([at]))
             return Place((0,), grid=self.grid)
-        points, says = None, ""
+        points = None
         if self.first and (len(self.first) == SETTLED or rows >= HISTORY):
             self.first = []
         if self.first:
-            points, says = self._corrected(at, rows)
+            points = self._corrected(at, rows)
         if self.grid is None and at == self.first[-1]:  # a second row at the first time, before there is a step
-            raise self._not_later(at)
+            raise self._not_later(at, self.latest())
         point = self.index(at) if self.grid is not None else -1
         steps = point - self.last
         dropped = 0
         if self.waiting:
             if steps > leap(rows) and at > self.waiting[-1]:
-                return self._wait(at, rows, points, says)
+                return self._wait(at, rows, points)
             dropped, self.waiting = len(self.waiting), []
         if steps > leap(rows):
             self.waiting = [at]
-            return Place((), dropped, points=points, grid=self.grid, says=says)
+            return Place((), dropped, points, self.grid)
         if steps < 0:
             raise ValueError(
                 f"time must be later than that of the last row, {self.latest()}, got {self.label(at)}: sort a table "
                 "that is newest first by time, and call fit again where an earlier value has changed"
             )
         if steps == 0:
-            raise self._not_later(at)
+            raise self._not_later(at, self.latest())
         self.last = point
         if self.first:
             self.first.append(at)
             if self.told is not None and len(self.first) == FEW:
-                says = self._sparse()
-        return Place((steps - 1,), dropped, points, self.grid, says)
+                self._check_apart(self.first, 2)
+        return Place((steps - 1,), dropped, points, self.grid)
 
-    def _not_later(self, at: float) -> ValueError:
+    def _not_later(self, at: float, last: Any) -> ValueError:
         """The error for a second row at the time of the last one."""
         step = "unknown" if self.grid is None else self.grid.words()
         return ValueError(
-            f"time must be at least half a step ({step}) after that of the last row, {self.latest()}, got "
+            f"time must be at least half a step ({step}) after that of the last row, {last}, got "
             f"{self.label(at)}: aggregate the rows of one time, as pandas' groupby(...).mean() does, or give a shorter "
             "step"
         )
 
-    def _wait(self, at: float, rows: int, points: Any, says: str) -> Place:
-        """Let a further row after a leap wait, until they confirm it, or another step."""
-        assert self.grid is not None
+    def _wait(self, at: float, rows: int, points: Any) -> Place:
+        """Let a further row after a leap wait, until they confirm it."""
         known = [self.index(one) for one in (*self.waiting, at)]
         if known[-1] == known[-2]:
-            raise ValueError(
-                f"time must be at least half a step ({self.grid.words()}) after that of the row before, "
-                f"{self.label(self.waiting[-1])}, got {self.label(at)}: aggregate such rows, or give a shorter step"
-            )
+            raise self._not_later(at, self.label(self.waiting[-1]))
         self.waiting.append(at)
-        count, near = len(self.waiting), np.diff(known[-1 - CONFIRMED :]) <= leap(rows)
-        grid = self._grid_of(self.waiting) if count > CONFIRMED else None
-        coarse = grid is not None and grid.seconds() >= SPARSE * self.grid.seconds()
-        if count > CONFIRMED and near.all() and (self.told is not None or not coarse):  # the grid goes on after a gap
-            self.first = []
-        elif grid is not None and coarse:
-            if self.told is not None:
-                raise ValueError(
-                    f"step must be that of the rows, got {self.grid.words()!r}, and {count} of them are "
-                    f"{np.diff(self.waiting).min():g} seconds apart or more: give step={grid.spelled()}, or None to "
-                    "find it from the times"
-                )
-            points, says = self._restart(grid, self.waiting[0], self.waiting[0], points)
-            known = [self.index(one) for one in self.waiting]
-            self.first += self.waiting if self.first else []
-        elif count < CONFUSED:
-            return Place((), points=points, grid=self.grid, says=says)
-        else:
-            gaps = np.diff(self.waiting)
+        apart = np.diff(known[-1 - CONFIRMED :])
+        sparse = self.told is None and apart.min() >= SPARSE
+        if len(known) <= CONFIRMED or apart.max() > leap(rows) or sparse:
+            if len(known) == CONFUSED:
+                self._check_apart(self.waiting, 1)
+            return Place((), points=points, grid=self.grid)
+        known = [self.last or 0, *known]
+        self.first, self.last, self.waiting = [], known[-1], []
+        return Place(tuple(b - a - 1 for a, b in itertools.pairwise(known)), points=points, grid=self.grid)
+
+    def _check_apart(self, times: list[float], least: int) -> None:
+        """Raise a ValueError for times that are all at least so many points apart."""
+        assert self.grid is not None
+        gaps = np.diff(times)
+        if np.diff([self.index(one) for one in times]).min() >= least:
             raise ValueError(
-                f"times must have a common step: after rows every {self.grid.words()}, {count} rows from "
-                f"{self.label(self.waiting[0])} on are {gaps.min():g} to {gaps.max():g} seconds apart: give step=, or "
+                f"times must have a common step: with rows every {self.grid.words()}, {len(times)} rows from "
+                f"{self.label(times[0])} on are {gaps.min():g} to {gaps.max():g} seconds apart: give step=, or "
                 "aggregate the rows"
             )
-        known = [self.last or 0, *known]
-        self.last, self.waiting = known[-1], []
-        gaps_before = tuple(b - a - 1 for a, b in itertools.pairwise(known))
-        return Place(gaps_before, points=points, grid=self.grid, says=says)
 
-    def _sparse(self) -> str:
-        """A warning where a step that was given leaves missing rows between any two of the first rows."""
-        assert self.grid is not None
-        apart = np.diff([self.index(one) for one in self.first])
-        if apart.min() < 2:
-            return ""
-        grid = self._grid_of(self.first)
-        cure = "None" if grid is None else grid.spelled()
-        return (
-            f"step is {self.grid.words()!r}, and the first {FEW} rows are {apart.min()} or more of it apart: rows "
-            f"between them are taken for missing ones: give step={cure} unless they are"
-        )
-
-    def _grid_of(self, times: list[float]) -> Grid | None:
-        """The grid of these times alone, if they lie on most of its points and are enough to tell."""
-        if self.told is None and not self.first and len(times) < CONFUSED:
-            return None
-        other = Clock(None)
-        other.dated, other.zone = self.dated, self.zone
-        try:
-            other.grid = other.found(np.array(times))
-            apart = np.diff([other.index(one) for one in times])
-        except ValueError:
-            return None
-        return other.grid if apart.min() > 0 and np.median(apart) == 1 else None
-
-    def _restart(self, grid: Grid, since: float, start: float, points: Any = None) -> tuple[Any, str]:
-        """Change to the grid of the times from `since` on.
-
-        Returns the new points of the rows before `start`, None for a settled grid, and a warning. Earlier rows that do
-        not fit become rows one step apart.
-        """
-        assert self.grid is not None
-        assert self.last is not None
-        words, last = self.grid.words(), self.grid.at(self.last)
-        self.grid = grid
-        stop = self.index(start)
-        self.last = min(grid.nearest(last), stop - 1)
-        if self.first:
-            at = np.array([grid.nearest(self.local(one)) for one in self.first])
-            before = np.arange(-len(at), 0)  # each at least one point before the next, and before `stop`
-            at = np.minimum.accumulate((at - before)[::-1])[::-1]
-            at = np.minimum(at, stop) + before
-            if at[-1] - at[0] >= HISTORY:
-                at = at[-1] + 1 + before
-            points, self.last = at - at[0], int(at[-1])
-            walls = [grid.at(int(one)) for one in at]
-            self.first = [2 * wall - self.local(wall) for wall in walls]
-        return points, (
-            f"rows since {self.label(since)} are every {grid.words()}, and the first rows were every {words}: the step "
-            f"is now {grid.words()}, and earlier rows are taken for rows one step apart: give step= if that is wrong"
-        )
-
-    def _corrected(self, at: float, rows: int) -> tuple[Any, str]:
-        """Find the grid again with one more time, where that is due; returns the new points of all rows, or None.
-
-        The text is a warning, if the step has changed so much that earlier rows do not fit it.
-        """
+    def _corrected(self, at: float, rows: int) -> Any:
+        """Find the grid again with one more time, where that is due; returns the new points of all rows, or None."""
         known = np.array(self.first)
-        count = len(known) + 1
-        steps, fits = 0, False
+        count, steps, fits = len(known) + 1, 0, False
         if self.grid is not None and self.last is not None:
             wall = self.local(at)
             point = self.grid.nearest(wall)
             steps = point - self.last
             fits = steps > 0 and abs(self.grid.at(point) - wall) <= 0.3 * self.grid.seconds()
         if (self.told and self.told[0] != MONTHS) or at <= known[-1] or steps > leap(len(known)):
-            return None, ""
-        tail = [*self.first[count // 2 :], at]
-        if self.grid is not None and fits and rows + steps >= HISTORY and self.told is None:
-            few = tail[-2 - CONFIRMED :]
-            latest = self._grid_of(few) if len(few) > CONFIRMED else None
-            if latest is not None and latest.seconds() >= SPARSE * self.grid.seconds():
-                return self._restart(latest, few[0], at)
+            return None
+        if fits and rows + steps >= HISTORY and self.told is None and count > CONFIRMED + 1:
+            self._check_apart([*self.first[-1 - CONFIRMED :], at], SPARSE)  # before the grid is settled
         if fits and count & (count - 1):
-            return None, ""
+            return None
         try:
             grid = self.found(np.append(known, at))
         except ValueError:
-            latest = self._grid_of(tail) if fits else None
-            if latest is not None:
-                return self._restart(latest, tail[0], at)
             if fits or self.grid is None:
                 raise
-            return None, ""
+            return None
         assert grid is not None
         if not fits and self.grid is not None and (at - known[0]) / grid.seconds() > 3 * count:
-            return None, ""  # a single time between two points makes no finer grid
+            return None  # a single time between two points makes no finer grid
         if self.grid is not None and (grid.unit, grid.step) == (self.grid.unit, self.grid.step):
             walls = [self.local(one) for one in (*self.first, at)]
             off = max(abs(self.grid.at(self.grid.nearest(wall)) - wall) for wall in walls)
             if grid.unit != MONTHS or grid == self.grid or off < DAY / 2:
-                return None, ""  # else months turn out to be counted from their ends
+                return None  # else months turn out to be counted from their ends
         other = self.copy()
         other.grid = grid
         points = np.array([other.index(one) for one in self.first])
         if points[-1] - points[0] >= HISTORY:
-            return None, ""
+            return None
         self.grid, self.last = grid, int(points[-1])
-        return points - points[0], ""
+        return points - points[0]
 
     def local(self, at: float) -> float:
         """Seconds since 1970 in the time of the grid, from those of UTC."""

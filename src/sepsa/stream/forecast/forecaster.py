@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 LARGEST = {"horizon": 2000, "lags": MOST_LAGS}
 NO_ROW = "the forecaster has learned no row yet: call fit, learn_one or prequential first"
-SHOWN = 8  # steps, and series, that a notebook shows
 Value = TypeVar("Value", float, tuple[float, float])
 
 
@@ -445,8 +444,6 @@ class SepSAForecaster(Saves):
                     "times",
                     stacklevel=3,
                 )
-            if place.says:
-                warnings.warn(place.says, stacklevel=3)
         return result
 
     def _plan(self, clock: Clock, moments: Moments) -> list[Place]:
@@ -743,23 +740,6 @@ class SepSAForecaster(Saves):
         when = [self._clock.ahead(h) for h in steps] if self._clock.grid else list(steps)
         bands = [[end[j] for end in interval(known, check_coverage(share), self._limits)] for share in coverage]
         return show.draw(ax, "" if self._flat else str(self._names[j]), when, past, made[j], bands)
-
-    def _repr_html_(self) -> str:
-        """The forecaster in a notebook: its options and, once it has rows, the next forecasts with intervals."""
-        if self._model is None or self._names is None:
-            return show.html(repr(self), [])
-        try:
-            made, known = self._forecast(None)
-        except ValueError:  # blocks need inputs ahead, or are over
-            return show.html(repr(self), [])
-        low, high = interval(known, 0.9, self._limits)
-        first = min(made.shape[1], SHOWN)
-        rows = [
-            (h + 1, "" if time is None else time, "" if self._flat else name, made[j, h], low[j, h], high[j, h])
-            for h, time in enumerate(self.times(first))
-            for j, name in enumerate(self._names[:SHOWN])
-        ]
-        return show.html(repr(self), rows)
 
     # ------------------------------------------------------------------ saving
 

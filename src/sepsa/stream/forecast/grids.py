@@ -71,11 +71,6 @@ class Grid(NamedTuple):
         """The step in words."""
         return WORDS.get((self.unit, self.step)) or f"{self.step:g} {self.unit}"
 
-    def spelled(self) -> str:
-        """The step as the argument `step` has it, or None where that has no word for it."""
-        word = WORDS.get((self.unit, self.step))
-        return repr(word) if word or self.unit != SECONDS else f"{self.step:g}"
-
 
 def first_day(month: int) -> int:
     """Days since 1970 of the first of a month, whose number counts from January 1970."""

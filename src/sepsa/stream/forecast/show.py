@@ -1,10 +1,9 @@
-"""A forecaster for the eye: the plot of a series, and the table that a notebook shows."""
+"""The plot of a series and its forecasts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import date
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,15 +36,3 @@ def draw(
         ax.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
     ax.set(title=name)
     return ax
-
-
-def html(title: str, rows: Sequence[tuple[Any, ...]]) -> str:
-    """A title and, if there are rows, a table of step, time, series, forecast and the ends of the 90 % interval."""
-
-    def line(cells: Sequence[Any], tag: str) -> str:
-        shown = (f"{cell:.6g}" if isinstance(cell, float) else escape(str(cell)) for cell in cells)
-        return "<tr>" + "".join(f"<{tag}>{cell}</{tag}>" for cell in shown) + "</tr>"
-
-    head = line(("step", "time", "series", "forecast", "5 %", "95 %"), "th")
-    table = f"<table>{head}{''.join(line(row, 'td') for row in rows)}</table>" if rows else ""
-    return f"<pre>{escape(title)}</pre>{table}"
