@@ -238,8 +238,8 @@ def test_heads_that_chose_different_ridges_merge_as_if_one_had_learned_all():
     one = RLS(ridge=1.0).bind(head())
     one.update(x[:40], y[:40])
     one.update(x[40:], 5 * y[40:])
-    prior, _, each = parts[0]._problem.prior, 0, parts[0]._problem.ridge
-    joint = with_ridge(one._read()[0], one._problem.prior, each, prior)
+    prior, _, each = parts[0]._held.problem.prior, 0, parts[0]._held.problem.ridge
+    joint = with_ridge(one._read()[0], one._held.problem.prior, each, prior)
     torch.testing.assert_close(weights(parts[0].linear), joint.W, rtol=1e-8, atol=1e-8)
     assert parts[0].samples == 300
 
@@ -250,7 +250,8 @@ def test_what_is_unlearned_was_never_learned():
     solver.unlearn(x[100:], y[100:])
     other = RLS(ridge="evidence").bind(head())
     other.update(x[:100], y[:100])
-    state = with_ridge(other._read()[0], other._problem.prior, solver._problem.ridge, solver._problem.prior)
+    problem = solver._held.problem
+    state = with_ridge(other._read()[0], other._held.problem.prior, problem.ridge, problem.prior)
     torch.testing.assert_close(weights(solver.linear), state.W, rtol=1e-7, atol=1e-7)
 
 

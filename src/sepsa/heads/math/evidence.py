@@ -168,6 +168,29 @@ def best_choice(
     return choice if best == ridge else choice._replace(ridge=kappa * best)
 
 
+def best_state(
+    state: LeastSquaresState,
+    initial: Tensor,
+    choice: Choice,
+    samples: float,
+    r: float,
+    kappa: float,
+    bias: bool,
+    ridge_of: Callable[[float], Tensor],
+) -> tuple[LeastSquaresState, Choice]:
+    """The state with the choice that follows from it, over and over until that is the present one.
+
+    `ridge_of` gives the ridges (p,) of the ridge of the weights.
+    """
+    for _ in range(ROUNDS):
+        found = best_choice(state, initial, choice, samples, r, kappa, bias)
+        if found == choice:
+            break
+        old, new = about(initial, choice.scale, bias), about(initial, found.scale, bias)
+        state, choice = with_ridge(state, old, ridge_of(found.ridge), new), found
+    return state, choice
+
+
 def with_ridge(state: LeastSquaresState, prior: Tensor, ridge: Tensor, new_prior: Tensor) -> LeastSquaresState:
     """The state of a head that has learned the same samples with the ridge (p,) about `new_prior`; H = I.
 
