@@ -136,9 +136,11 @@ class Inputs:
 
     def _look_for_mixed(self, name: str, column: Column, text: str, warnings: list[tuple[int, str]]) -> None:
         """Warn of a column that holds texts beside numbers or dates; `text` is one of rows before, empty for none."""
+        if f"mixed {name}" in self.warned or not (text or column.is_text.any()):
+            return
         values = column.is_time | ~np.isnan(column.numbers)
         known = name in self.names or date_names(name)[0] in self.names
-        if f"mixed {name}" in self.warned or not (known or values.any()) or not (text or column.is_text.any()):
+        if not (known or values.any()):
             return
         first = -1 if known else int(values.argmax())
         if not text:

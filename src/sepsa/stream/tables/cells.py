@@ -136,3 +136,12 @@ def filled(array: Any, instead: Any) -> NDArray[Any]:
     """The values of an Arrow array with a number of NumPy for null; `to_numpy` and `pa.scalar` would import pandas."""
     null = pa.Array.from_buffers(array.type, 1, [None, pa.py_buffer(instead.tobytes())])[0]
     return np.from_dlpack(pc.fill_null(array, null))
+
+
+def fails(read: Callable[..., Any], *given: Any) -> bool:
+    """Whether what is given cannot be read so."""
+    try:
+        read(*given)
+    except (UnicodeDecodeError, pa.ArrowInvalid):
+        return True
+    return False

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from sepsa.stream.columns.cells import MISSING
 from sepsa.stream.columns.reader import Column, column_of_objects
 from sepsa.stream.tables import records
-from sepsa.stream.tables.cells import BadRow, Position, RowBlock, TableError, TableReader
+from sepsa.stream.tables.cells import BadRow, Position, RowBlock, TableError, TableReader, fails
 from sepsa.stream.tables.reading import Reading, drop_of, encoding_cure, spell_encoding
 from sepsa.stream.tables.records import KEPT, RecordBatch, TextReader, too_long
 from sepsa.stream.tables.source import BINARY, ByteSource, ChunkFile
@@ -332,15 +332,6 @@ def check_names(names: list[str], table: str) -> list[str]:
             raise TableError(f"{table} has two columns {name[:100]!r}: rename one of them")
         seen.add(name)
     return names
-
-
-def fails(read: Callable[..., Any], *given: Any) -> bool:
-    """Whether what is given cannot be read so."""
-    try:
-        read(*given)
-    except (UnicodeDecodeError, pa.ArrowInvalid):
-        return True
-    return False
 
 
 def one_line(error: BaseException) -> str:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sepsa.stream.tables.cells import BadRow, Position, RowBlock, TableError, TableReader
+from sepsa.stream.tables.cells import BadRow, Position, RowBlock, TableError, TableReader, fails
 from sepsa.stream.tables.reading import Reading, encoding_cure, spell_encoding
 from sepsa.stream.tables.source import ByteSource
 
@@ -113,7 +113,7 @@ class TextReader(TableReader):
         if batch.data.isascii():
             return
         foreign = [i for i in range(len(batch.ends)) if not batch.record(i).isascii()]
-        broken = [i for i in foreign if not is_text(batch.record(i))]
+        broken = [i for i in foreign if fails(batch.record(i).decode)]
         self._unread += len(broken)
         if len(broken) < len(foreign):
             self._right = True
@@ -202,15 +202,6 @@ class RecordBatch(NamedTuple):
     def text(self, i: Any) -> str:
         """The first 1000 bytes of record i, for messages."""
         return self.record(i)[:1000].decode(errors="replace")
-
-
-def is_text(record: bytes) -> bool:
-    """Whether a record can be decoded."""
-    try:
-        record.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def too_long() -> str:
