@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 import sepsa
 from sepsa import cli
 from sepsa.stream.columns.cells import date_formats, read_cell
-from sepsa.stream.tables import formats, output, source
+from sepsa.stream.tables import formats, inspection, output, source
 from sepsa.stream.tables import records as table_records
 from sepsa.stream.tables.model import TableModel
 
@@ -191,6 +191,25 @@ def test_a_column_of_numbers_that_turns_to_texts_is_named_once_and_by_inspect(mo
         assert inspected()["numbers and texts"] == ["x", "z"]
         Path("m.sepsa").unlink()
         assert "column 'x'" not in said(f"{STREAM} --na-values oops --categorical z")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_warnings_of_mixed_columns_do_not_depend_on_how_rows_are_divided(seed, monkeypatch):
+    rng = random.Random(seed)
+    cells = ["2.5", "", "oops", "2026-01-01", "€5", "1,5", "x y"]
+    late = [str(i % 4) if i < 150 else rng.choice(cells) for i in range(300)]
+    table(
+        "a;b;y\n" + "".join(f"{rng.choice(cells) if rng.random() < 0.3 else i % 9};{late[i]};3\n" for i in range(300))
+    )
+    seen = []
+    for batch in (formats.CsvReader.batch, 1, 7, 64):
+        monkeypatch.setattr(formats.CsvReader, "batch", batch)
+        told = [line for line in said(f"{SAVED} --body fourier").splitlines() if line.startswith("column ")]
+        model = inspection.load_model(Path("m.sepsa"), "sepsa stream")[0]
+        seen.append((told, model.inputs.warned, model.inputs.mixed_columns(), predictions()))
+        Path("m.sepsa").unlink()
+    assert all(each == seen[0] for each in seen)
+    assert seen[0][2] == ["a", "b"]
 
 
 @pytest.mark.parametrize(

@@ -138,18 +138,17 @@ class Inputs:
         """Warn of a column that holds texts beside numbers or dates; `text` is one of rows before, empty for none."""
         if f"mixed {name}" in self.warned or not (text or column.is_text.any()):
             return
-        values = column.is_time | ~np.isnan(column.numbers)
-        known = name in self.names or date_names(name)[0] in self.names
+        values, row = column.is_time | ~np.isnan(column.numbers), -1
+        known = [of for of in (name, date_names(name)[0]) if of in self.names]
         if not (known or values.any()):
             return
-        first = -1 if known else int(values.argmax())
+        dated = min(known, key=self.names.__getitem__) != name if known else column.is_time[values.argmax()]
         if not text:
-            text = column.text(int(column.is_text.argmax()))
-            first = max(first, int(column.is_text.argmax()))
-        kind = "dates" if column.is_time.any() or date_names(name)[0] in self.names else "numbers"
-        cure = self.mixed.format(shlex.quote(text[:40]), shlex.quote(name))
-        said = f"column {name!r} holds {kind} and texts, as {text[:40]!r}"
-        self._warn(f"mixed {name}", first, warnings, f"{said}: {cure}")
+            text, row = column.text(int(column.is_text.argmax())), int(column.is_text.argmax())
+        if not (date_formats(text) or looks_like_number(text)):  # which has its own warning
+            cure = self.mixed.format(shlex.quote(text[:40]), shlex.quote(name))
+            said = f"column {name!r} holds {'dates' if dated else 'numbers'} and texts, as {text[:40]!r}: {cure}"
+            self._warn(f"mixed {name}", row if known else max(row, int(values.argmax())), warnings, said)
 
     def _add_texts(
         self, name: str, rank: int, column: Column, candidates: list[Candidate], warnings: list[tuple[int, str]]
@@ -195,15 +194,12 @@ class Inputs:
             said = f"column {name!r} looks like dates, as {text!r}, and is read as texts"
             cure = f"{self.dates.format(' or '.join(map(repr, formats)))}, or {self.drop}"
             self._warn(f"date {name}", row, warnings, f"{said}: {cure}")
-            self.warned |= {f"texts {name}", f"identifier {name}", f"mixed {name}"}
-        if NUMBER.fullmatch(text.strip()):  # a name, in a column of categories
-            return
-        cure = number_cure(text)
-        if cure or DECORATED.fullmatch(text):
+            self.warned |= {f"texts {name}", f"identifier {name}"}
+        if looks_like_number(text):
             said = f"column {name!r} looks like a number, {text!r}, and is read as a text"
+            cure = number_cure(text)
             cure = self.numbers.format(cure) if cure else "remove all but digits and the decimal mark"
             self._warn(f"decimal {name}", row, warnings, f"{said}: {cure}")
-            self.warned.add(f"mixed {name}")
 
     def _warn(self, key: str, row: int, warnings: list[tuple[int, str]], said: str) -> None:
         if key not in self.warned:
@@ -258,6 +254,11 @@ class Inputs:
                     keys = np.array(keys_of(column.texts), np.int64)[column.codes[there]]
                     X[there[:, None], [self.names[of] for of in means]] = self.levels[name].values(keys)
         return X
+
+
+def looks_like_number(text: str) -> bool:
+    """Whether a text has digits and other marks as a number; "1" itself is a name, in a column of categories."""
+    return not NUMBER.fullmatch(text.strip()) and bool(number_cure(text) or DECORATED.fullmatch(text))
 
 
 def mean_names(column: str, means: int) -> list[str]:
