@@ -509,9 +509,9 @@ FURTHER = {
     "a factor after the head": (lambda: then(lambda y: 10 * y), NOT_THE_HEADS),
     "a mean after the head": (lambda: then(lambda y: y.mean(0)), NOT_THE_HEADS),
     "a dict of something else": (lambda: then(lambda y: {"logits": y + 1, "other": y[:1]}), NOT_THE_HEADS),
-    "a sigmoid": (lambda: then(torch.sigmoid), r"remove the sigmoid from the model and use solver=LogisticNewton\(\)"),
-    "a softmax": (lambda: then(lambda y: y.softmax(1)), r"remove the softmax .* use solver=SoftmaxNewton\(\)"),
-    "a log_softmax": (lambda: then(lambda y: y.log_softmax(-1)), r"remove the log_softmax .* solver=SoftmaxNewton\(\)"),
+    "a sigmoid": (lambda: then(torch.sigmoid), "remove the sigmoid from the model and use solver='logistic'"),
+    "a softmax": (lambda: then(lambda y: y.softmax(1)), "remove the softmax .* use solver='cross-entropy'"),
+    "a log_softmax": (lambda: then(lambda y: y.log_softmax(-1)), "remove the log_softmax .* solver='cross-entropy'"),
     "another linear taken for the head": (wrong_head, "differs from the output of its head 'body'"),
     "the right head": (lambda: wrong_head(head="readout"), QUIET),
     "the head's output": (lambda: then(lambda y: y), QUIET),
@@ -543,12 +543,18 @@ FURTHER = {
     "labels as numbers for a solver that was named": (lambda: labelled("squared"), QUIET),
     "a loss of its own": (lambda: of_classes(mse_loss), QUIET),
     "a loss of classes for classes": (lambda: of_classes(nn.CrossEntropyLoss(), SoftmaxNewton), QUIET),
-    "labels for RLS": (lambda: Net(2).learn(y=LABELS), r"TypeError: .*use solver=SoftmaxNewton\(\), or for least "
-        r"squares use .*one_hot\(targets, 2\)"),
-    "labels in a column for RLS": (lambda: Net(2).learn(y=HOT), r"TypeError: .*use solver=SoftmaxNewton\(\) and "
+    "labels for RLS": (lambda: Net(2).learn(y=LABELS), r"TypeError: .*take SepSA\(..., solver=\"cross-entropy\"\), or "
+        r"for least squares .*one_hot\(targets, 2\)"),
+    "labels in a column for RLS": (lambda: Net(2).learn(y=HOT), r"TypeError: .*solver=\"cross-entropy\"\) and "
         r"targets.squeeze\(1\)"),
     "labels for one output": (lambda: Net(1).learn(y=LABELS), r"TypeError: .*targets.unsqueeze\(-1\).float\(\); for "
-        r"labels 0 and 1 use solver=LogisticNewton\(\)"),
+        r"labels 0 and 1 take SepSA\(..., solver=\"logistic\"\)"),
+    "labels of one output in a column": (lambda: Net(1).learn(y=LABELS[:, None]), r"TypeError: .*targets.float\(\)"
+        r"; for labels 0 and 1 take SepSA\(..., solver=\"logistic\"\)"),
+    "too many targets": (lambda: Net(2).learn(y=torch.ones(8, 3)), r"ValueError: targets must have shape \(8, 2\) .*"
+        r"got \(8, 3\); the head is .*, Linear\(.*out_features=2.*another nn.Linear.*, SepSA\(model, base, head="),
+    "too few labels": (lambda: Net(2, SoftmaxNewton).learn(y=LABELS[1:]), r"ValueError: targets must have 8 rows, as "
+        r"the features, got shape \(7,\); the head is "),
     "labels in a column": (lambda: Net(2, SoftmaxNewton).learn(y=HOT), r"TypeError: .*targets.squeeze\(1\)"),
     "labels in a column for a loss": (lambda: loss_of(SoftmaxNewton, torch.zeros(8, 3), HOT), "ValueError: .*give "
         r"class labels as targets.squeeze\(1\)"),

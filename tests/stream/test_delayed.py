@@ -108,9 +108,9 @@ def test_a_wrong_identifier_or_target_changes_nothing(n):
             model.learn_one(**arguments)
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'y'"):
         model.learn_one(id="open")
-    with pytest.raises(ValueError, match="id must name a sample, got nan"):
+    with pytest.raises(ValueError, match="a key or an id must not be missing, got nan"):
         model.predict_one(SAMPLE, id=float("nan"))
-    with pytest.raises(ValueError, match="got <NA> of type NAType"):
+    with pytest.raises(ValueError, match="a key or an id must not be missing, got <NA>"):
         model.predict_one(SAMPLE, id=pd.NA)
     with pytest.raises(TypeError, match=r"x must be a dict of features, given by position, got \(\)"):
         model.predict_one(id="new")

@@ -1,8 +1,12 @@
 """The estimators for scikit-learn: its own checks, and what we promise beyond them."""
 
 import copy
+import datetime
 import functools
+import inspect
 import pickle
+import pydoc
+import re
 
 import joblib
 import numpy as np
@@ -18,6 +22,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import estimator_checks
 
+import river_models
+import sepsa
 from breaking.damage import same
 from reference import covariance_of, nearest_on_simplex
 from sepsa import NotFinite, SepSAClassifier, SepSARegressor
@@ -387,3 +393,77 @@ def test_the_order_of_columns_changes_no_bit_of_a_prediction(model, kind):
         results.append((told, fitted.predict(rows), pickle.loads(pickle.dumps(fitted)).predict(rows)))
     for one, other in zip(*results, strict=True):
         assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["SepSARegressor", "SepSAClassifier"])
+@pytest.mark.parametrize("module", [sepsa, river_models], ids=["scikit-learn", "River"])
+def test_help_describes_every_parameter(module, name):
+    kind = getattr(module, name)
+    kind()  # skips the test where River is not installed
+    shown = pydoc.render_doc(kind, renderer=pydoc.plaintext)
+    described = shown[shown.index("Args:") : shown.index("See also:")]
+    names = list(inspect.signature(kind).parameters)
+    assert len(names) > 10
+    for parameter in names:
+        assert re.search(rf"^ \|      {parameter}: \S.{{15}}", described, re.MULTILINE), parameter
+    assert described.count("huber") == 1
+
+
+@pytest.mark.parametrize("kind", [SepSARegressor, river_models.SepSARegressor])
+def test_the_squared_error_has_two_names(kind):
+    X = np.random.default_rng(0).normal(size=(40, 3))
+    y = np.where(np.arange(40) == 30, 1e3, X[:, 0])
+    told = []
+    for loss in ("squared", "squared_error"):
+        if kind is SepSARegressor:
+            model = kind((4,), loss=loss, body="fourier", max_iter=2, random_state=0)
+            told.append([*model.prequential(X, y), *model.fit(X, y).predict(X)])
+        else:
+            model = kind((4,), loss=loss, body="fourier", seed=0)
+            for x, target in zip(X.tolist(), y.tolist(), strict=True):
+                model.learn_one(dict(enumerate(x)), target)
+            told.append([model.predict_one(dict(enumerate(X[0].tolist())))])
+        assert type(model).from_bytes(model.to_bytes()).loss == loss
+    assert told[0] == told[1]
+
+
+def test_missing_targets_and_labels_are_errors_that_name_what_to_do():
+    X, y = np.ones((4, 2)), [1.0, np.nan, 2.0, 3.0]
+    for call, said in (
+        (
+            lambda: SepSARegressor().fit(X, y),
+            r"Input y contains NaN: .* keep = pandas.notna\(y\), X\[keep\] and y\[keep\]",
+        ),
+        (lambda: SepSARegressor().partial_fit(X, pd.Series([1, None, 2, 3], dtype="Int64")), r"NaN: .*notna\(y\)"),
+        (lambda: SepSARegressor().partial_fit(X, [1, np.inf, 2, 3]), r"infinity .* keep = numpy.isfinite\(y\)"),
+        (lambda: SepSAClassifier().fit(X, y), r"Input y contains NaN: .*pandas.notna\(y\)"),
+        (lambda: SepSAClassifier().partial_fit(X, np.array(["a", np.nan, "b", "b"], object)), r"NaN: .*notna\(y\)"),
+        (lambda: SepSAClassifier().partial_fit(X, ["a", None, "b", "b"]), "got None: leave rows without a label out"),
+        (
+            lambda: SepSAClassifier().partial_fit(X, [datetime.date(2026, 1, 1)] * 4),
+            r"labels that are texts or numbers, got datetime.date\(2026, 1, 1\): .*y.astype\(str\)",
+        ),
+    ):
+        with pytest.raises(ValueError, match=said):
+            call()
+
+
+@pytest.mark.parametrize("unit", ["D", "s", "ns"])
+def test_dates_are_labels_that_are_saved(unit):
+    X, y = np.arange(8.0)[:, None], np.array(["2026-01-01", "2026-03-01"] * 4, f"M8[{unit}]")
+    for labels in (y, pd.Series(y)):
+        model = SepSAClassifier((), random_state=0).partial_fit(X, labels)
+        loaded = SepSAClassifier.from_bytes(model.to_bytes())
+        assert loaded.classes_.dtype == model.classes_.dtype
+        assert loaded.predict(X).tolist() == model.predict(X).tolist()
+
+
+def test_sparse_columns_may_hold_nan_or_another_number_where_nothing_is_stored():
+    X = np.random.default_rng(0).normal(size=(60, 3))
+    X[::2, 0], X[1::3, 1], X[::5, 2] = np.nan, 7.0, 0.0
+    y, dense = X[:, 2] + (X[:, 1] == 7.0), pd.DataFrame(X, columns=list("abc"))
+    fills = {"a": np.nan, "b": 7.0, "c": 0.0}
+    for names in ("abc", "ab"):
+        sparse = dense.astype({name: pd.SparseDtype(float, fills[name]) for name in names})
+        told = [SepSARegressor(body="fourier", random_state=0).prequential(part, y) for part in (dense, sparse)]
+        np.testing.assert_array_equal(*told)

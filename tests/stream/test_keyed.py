@@ -1,9 +1,11 @@
 """Learners by key: a limit of memory changes no bit, and a killed process resumes from its last commit."""
 
+import datetime
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import river_models
@@ -222,6 +224,34 @@ def test_a_full_disk_leaves_the_last_commit_and_nothing_else_is_used(tmp_path):
         for part in parts:
             all_.prequential(*part)
         assert same(*([(key, each[key].state_dict()) for key in sorted(each)] for each in (few, all_)))
+
+
+@pytest.mark.parametrize("key", [float("nan"), np.nan, pd.NA, pd.NaT, np.datetime64("NaT")], ids=repr)
+def test_a_missing_key_is_refused(key):
+    with KeyedLearner(estimator()) as keyed:
+        with pytest.raises(ValueError, match=r"a key or an id must not be missing, got .*: leave such rows out"):
+            keyed.prequential(["a", key], np.ones((2, 3)), [1.0, 2.0])
+        assert list(keyed) == []
+
+
+def test_dates_are_keys(tmp_path):
+    day = datetime.date(2026, 3, 1)
+    with KeyedLearner(estimator(), tmp_path / "keys") as keyed:
+        keyed.prequential([day, pd.Timestamp(day), np.datetime64("2026-03-01", "ns")], np.ones((3, 3)), [1.0, 2.0, 3.0])
+        keyed.commit()
+    with KeyedLearner(estimator(), tmp_path / "keys") as keyed:
+        assert list(keyed) == [day, datetime.datetime(2026, 3, 1)]
+
+
+def test_texts_in_nested_lists_are_an_error_that_names_a_frame():
+    X, y = [[1.0, "x"], [2.0, "y"]], [1.0, 2.0]
+    said = "X must hold numbers where it is no DataFrame, got the text 'x': put texts into a DataFrame"
+    with KeyedLearner(SepSARegressor(body="fourier")) as keyed:
+        with pytest.raises(ValueError, match=said):
+            keyed.prequential(["a", "a"], X, y)
+        with pytest.raises(ValueError, match=said):
+            SepSARegressor(body="fourier").partial_fit(X, y)
+        assert len(keyed.prequential(["a", "a"], pd.DataFrame(X), y)) == 2
 
 
 def test_another_thread_is_refused():

@@ -50,6 +50,14 @@ def test_each_series_is_forecast_as_if_it_were_alone(inputs):
         np.testing.assert_array_equal(told[told["unique_id"] == name][expected].to_numpy().T, wanted)
 
 
+def test_an_integer_that_pandas_made_a_float_is_the_same_series():
+    first, later = long([1, 2], stop=40), long([1.0, 2.0], start=40)
+    with panel() as model, panel() as other:
+        told = model.fit(first).update(later).predict(2)
+        assert list(model.series) == [1, 2]
+        pd.testing.assert_frame_equal(told, other.fit(first).update(long([1, 2], start=40)).predict(2))
+
+
 def test_polars_in_polars_out():
     polars = pytest.importorskip("polars")
     with panel() as model, panel() as other:

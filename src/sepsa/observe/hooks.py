@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from sepsa.states.tree import tensors_of
 
 # Activations that may follow a head, and the solver that learns logits instead.
-ACTIVATIONS = {"sigmoid": "LogisticNewton", "softmax": "SoftmaxNewton", "log_softmax": "SoftmaxNewton"}
+ACTIVATIONS = {"sigmoid": "logistic", "softmax": "cross-entropy", "log_softmax": "cross-entropy"}
 # The function by which torch.compile sees the calls of this thread, if any; older torch: always asked to leave them.
 _compiler_of_frames = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: False)
 # By their numbers, with which the operators find them while they are alive.
@@ -134,7 +134,7 @@ class OutputProbe:
                 warnings.warn(
                     f"the model returns the {follows} of its head {name!r}, but the head learns to output "
                     f"the targets itself: remove the {follows} from the model and use "
-                    f"solver={solver}(), whose loss takes logits",
+                    f"solver={solver!r}, whose loss takes logits",
                     stacklevel=5,
                 )
                 return

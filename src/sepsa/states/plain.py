@@ -88,7 +88,12 @@ def unpack_labels(state: Entries, key: str) -> dict[Hashable, int]:
 
 
 def packed(key: Hashable) -> str:
-    """A key or an identifier as a line of text; 1, True and 1.0 are three keys, NumPy's 1 is the first."""
+    """A key or an identifier as a line of text; 1, True and 1.0 are three keys, NumPy's 1 is the first.
+
+    A missing one is an error: all of them would be the same.
+    """
+    if type(key).__name__ == "NAType" or (isinstance(key, (float, date, np.generic)) and key != key):
+        raise ValueError(f"a key or an id must not be missing, got {key!r}: leave such rows out")
     return json.dumps(pack_label(plain(key)))
 
 

@@ -93,8 +93,6 @@ class Delayed(Saves, base.Wrapper, base.Estimator, BaseEstimator):  # type: igno
         if not sample or not isinstance(sample[-1], Mapping):
             raise TypeError(f"x must be a dict of features, given by position, got {sample}")
         name, line = packed(id), line_of(sample)
-        if id != id:
-            raise ValueError(f"id must name a sample, got {id!r}: leave it out where there is none")
         with self._lock, DeferredInterrupt():
             if self._open.get(name, line) != line:
                 raise ValueError(f"id {id!r} is open for another sample: learn its target first, or give another id")

@@ -234,7 +234,7 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
         """Rows (n, inputs), dense or CSR, checked."""
         check_is_fitted(self)
         X = as_pandas(X)
-        with names_too_large(X=X):
+        with explained(X=X):
             X = self._in_order(X)
             encoded = self._encode(X, reset=False, learn=False)
             if encoded is not None:
@@ -249,7 +249,7 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
     ) -> tuple[Rows, NDArray[Any], Floats]:
         """Rows (n, inputs), targets and weights (n,), checked."""
         X = as_pandas(X)
-        with names_too_large(X=X, y=y, sample_weight=sample_weight):
+        with explained(X=X, y=y, sample_weight=sample_weight):
             X = X if reset else self._in_order(X)
             rows = self._encode(X, reset, y=y)
             if rows is None:
@@ -376,8 +376,8 @@ def check_sizes(target: float) -> None:
 
 
 @contextmanager
-def names_too_large(**given: Any) -> Iterator[None]:
-    """Say of an integer beyond the largest float in which argument, and in which column of X, it is."""
+def explained(**given: Any) -> Iterator[None]:
+    """Say what to do about missing targets, texts in an array, and integers beyond the largest float, and where."""
     try:
         yield
     except OverflowError:
@@ -392,6 +392,19 @@ def names_too_large(**given: Any) -> Iterator[None]:
                         f"{where} must hold numbers up to {sys.float_info.max:.2g}, got an integer of {digits} digits: "
                         "rescale it, or convert an identifier to text"
                     ) from None
+        raise
+    except ValueError as error:
+        text = str(error)
+        if text.startswith(("Input y contains", "Input contains NaN")):  # X and sample_weight are named otherwise
+            keep = "pandas.notna(y)" if "NaN" in text else "numpy.isfinite(y)"
+            raise ValueError(
+                f"{text.rstrip('.')}: leave such rows out, as keep = {keep}, X[keep] and y[keep]"
+            ) from None
+        if text.startswith("could not convert string to float: "):
+            value = text.partition(": ")[2].removeprefix("np.str_(").removesuffix(")")
+            raise ValueError(
+                f"X must hold numbers where it is no DataFrame, got the text {value}: put texts into a DataFrame"
+            ) from None
         raise
 
 

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import re
+import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, fields
 from difflib import get_close_matches
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sepsa.stream.engine.options import body_of
@@ -20,22 +28,62 @@ if TYPE_CHECKING:
 PAIRS = (("hidden", "hidden_layer_sizes"), ("lr", "learning_rate"), ("seed", "random_state"))
 
 
-class NamedOptions:
-    """A base of dataclasses whose error for an unknown option names the class and the closest option."""
+@cache
+def descriptions() -> dict[str, dict[str, str]]:
+    """The docstring below each field of the classes in this file; none where there is no source."""
+    found: dict[str, dict[str, str]] = {}
+    with suppress(OSError):
+        classes = [node for node in ast.parse(Path(__file__).read_text("utf-8")).body if isinstance(node, ast.ClassDef)]
+        for node in classes:
+            pairs: Any = [pair for pair in pairwise(node.body) if isinstance(pair[0], ast.AnnAssign)]
+            texts = {a.target.id: ast.literal_eval(b.value) for a, b in pairs if isinstance(b, ast.Expr)}
+            found[node.name] = {name: " ".join(text.split()) for name, text in texts.items()}
+    return found
 
-    def __new__(cls, *values: Any, **options: Any) -> Self:
-        ordered = [field.name for field in fields(cls) if not field.kw_only]  # type: ignore[arg-type]
-        known = [*ordered, *(field.name for field in fields(cls) if field.kw_only)]  # type: ignore[arg-type]
-        if len(values) > len(ordered):
-            raise TypeError(f"{cls.__name__} takes {' and '.join(ordered)} by position, others by name: got {values!r}")
-        for name in options:
-            if name not in known:
-                same = [option for pair in PAIRS if name in pair for option in pair if option in known]
-                longer = [option for option in known if option.startswith(name)]
-                closest = same or longer or get_close_matches(name, known, n=1, cutoff=0.4)
-                cure = f"did you mean {closest[0]!r}?" if closest else f"its options are {', '.join(known)}"
-                raise TypeError(f"{cls.__name__} has no option {name!r}: {cure}")
-        return super().__new__(cls)
+
+class NamedOptions:
+    """A base of dataclasses whose error for an unknown option names the class and the closest option.
+
+    `help` of a class below them describes the options as the fields do.
+    """
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if not cls.__doc__ or not hasattr(cls, "__dataclass_fields__") or cls.__module__ == __name__:
+            return
+        texts = {
+            name: text for base in cls.__mro__[::-1] for name, text in descriptions().get(base.__name__, {}).items()
+        }
+        lines = [f"{name}: {texts[name]}" for names in names_of(cls) for name in names if name in texts]
+        args = "Args:\n" + "\n".join(
+            textwrap.fill(line, 112, initial_indent=" " * 4, subsequent_indent=" " * 8) for line in lines
+        )
+        parts = re.split(r"\n\n(?=(?:Attributes|See also|Examples):\n)", inspect.cleandoc(cls.__doc__), maxsplit=1)
+        cls.__doc__ = "\n\n".join([parts[0], args, *parts[1:]])
+
+    if not TYPE_CHECKING:  # type checkers and editors see the constructor of the dataclass
+
+        def __new__(cls, *values: Any, **options: Any) -> Self:
+            ordered, named = names_of(cls)
+            known = [*ordered, *named]
+            if len(values) > len(ordered):
+                raise TypeError(
+                    f"{cls.__name__} takes {' and '.join(ordered)} by position, others by name: got {values!r}"
+                )
+            for name in options:
+                if name not in known:
+                    same = [option for pair in PAIRS if name in pair for option in pair if option in known]
+                    longer = [option for option in known if option.startswith(name)]
+                    closest = same or longer or get_close_matches(name, known, n=1, cutoff=0.4)
+                    cure = f"did you mean {closest[0]!r}?" if closest else f"its options are {', '.join(known)}"
+                    raise TypeError(f"{cls.__name__} has no option {name!r}: {cure}")
+            return super().__new__(cls)
+
+
+def names_of(cls: Any) -> tuple[list[str], list[str]]:
+    """The names of a dataclass's fields that are given by position, and by name alone."""
+    ordered = [field.name for field in fields(cls) if not field.kw_only]
+    return ordered, [field.name for field in fields(cls) if field.kw_only]
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -56,9 +104,9 @@ class LearnerOptions(NamedOptions):
     """The head's forgetting factor in (0, 1]; below 1 it follows drift. It acts once a row, in `fit` once a mini-batch.
     "auto": several heads, mixed by their recent errors; 0.98 in `fit`."""
 
-    loss: Literal["huber", "squared"] = "huber"
-    """"huber" bounds the influence of a row; "squared" does not, nor does `fit` where weights differ more than
-    tenfold."""
+    loss: Literal["huber", "squared", "squared_error"] = "huber"
+    """"huber" bounds the influence of a row; "squared", in scikit-learn's words "squared_error", does not, nor does
+    `fit` where weights differ more than tenfold."""
 
     body: Literal["auto", "fourier", "experts"] = "auto"
     """"experts" for neighbours, trees, products of inputs, the last target and others beside the network, weighted by

@@ -224,7 +224,9 @@ class SepSAPanelForecaster:
         y = X[:, :0].sum(1) if target is None else numbers(f"{what}[{target!r}]", df[target])
         X, y, moments = X[order], y[order], moments[order]
         cuts = np.searchsorted(codes[order], np.arange(len(keys) + 1)).tolist()
-        parts = zip(keys.tolist(), pairwise(cuts), strict=True)
+        # 1.0 is 1, since pandas makes a column of integers floats where it has had a missing one.
+        keys = [int(key) if isinstance(key, float) and key.is_integer() else key for key in keys.tolist()]
+        parts = zip(keys, pairwise(cuts), strict=True)
         return [Series(key, y[a:b], X[a:b], moments[a:b]) for key, (a, b) in parts]
 
     # ------------------------------------------------------------------ the file

@@ -555,7 +555,7 @@ class SepSAClassifier(StreamModel, base.MiniBatchClassifier):
 
     def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
         for y in targets:
-            if y is None or not isinstance(y, Hashable) or y != y:
+            if y is None or type(y).__name__ == "NAType" or not isinstance(y, Hashable) or y != y:
                 raise ValueError(f"y must be a class label, something hashable, got {y!r}: leave the sample out")
         outputs, codes = class_codes(self._outputs, targets)
         return outputs, indicators(codes, len(outputs))

@@ -392,7 +392,10 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
 
     def _extra_state(self) -> dict[str, Any]:
         return {
-            "classes": {"dtype": self.classes_.dtype.str, "labels": self.classes_.tolist()},
+            "classes": {
+                "dtype": self.classes_.dtype.str,
+                "labels": (self.classes_.astype(str) if self.classes_.dtype.kind == "M" else self.classes_).tolist(),
+            },
             "columns": self._columns.astype(np.int64),
             "calibration_loss": self._loss.copy(),
         }
@@ -536,6 +539,12 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
             before = f"(n, {len(self.classes_)})" if self._multilabel else "(n,)"
             raise ValueError(f"y must have shape {before} as before, got {shape}")
         if not several:
+            for label in labels.tolist() if labels.dtype.kind == "O" else ():
+                if not isinstance(label, (str, bool, int, float)):
+                    raise ValueError(
+                        f"y must hold labels that are texts or numbers, got {label!r}: leave rows without a label "
+                        "out, and write others as texts, y.astype(str)"
+                    )
             check_classification_targets(labels)
             return rows, labels, weights
         labels = dense(labels)

@@ -12,6 +12,11 @@ from sepsa.heads.protocols import NotFinite
 from sepsa.states.schema import kind_of
 from sepsa.validation import in_range
 
+
+class ShapeError(ValueError):
+    """Targets whose shape does not fit the head; an optimizer says which of the model's layers that is."""
+
+
 # Half of the exponents of float64 are below: the square root of a smaller ridge has an inverse that cannot be squared.
 _LEAST_RIDGE = 1e-100
 
@@ -131,7 +136,9 @@ def check_rows(
     if targets is None:
         return
     refuse_inference_mode("learn")
-    if is_integer(targets) and (targets.shape == shape[:-1] or (m > 1 and targets.shape == (*shape[:-1], 1))):
+    if isinstance(targets, Tensor) and targets.ndim and targets.shape[0] != shape[0]:
+        raise ShapeError(f"targets must have {shape[0]} rows, as the features, got shape {tuple(targets.shape)}")
+    if is_integer(targets) and targets.shape in (shape[:-1], (*shape[:-1], 1)):
         raise TypeError(
             f"targets must be floating with shape {(*shape[:-1], m)}, got {targets.dtype} {tuple(targets.shape)}: "
             + _label_cure(targets, targets.ndim == len(shape), m)
@@ -139,7 +146,7 @@ def check_rows(
     _check_tensor("targets", targets, device)
     if targets.shape[-1:] != (m,) or targets.shape[:-1] != shape[:-1]:
         cure = ": add the missing dimension with targets.unsqueeze(-1)" if targets.shape == shape[:-1] else ""
-        raise ValueError(
+        raise ShapeError(
             f"targets must have shape {(*shape[:-1], m)} for these features, got {tuple(targets.shape)}{cure}"
         )
     check_weight(linear, features, sample_weight)
@@ -148,11 +155,12 @@ def check_rows(
 def _label_cure(labels: Tensor, column: bool, m: int) -> str:
     """The cure in the error for integer labels, in a `column` or not, with a head of m outputs."""
     if m == 1:
-        return "write targets.unsqueeze(-1).float(); for labels 0 and 1 use solver=LogisticNewton()"
+        numbers = "targets.float()" if column else "targets.unsqueeze(-1).float()"
+        return f'write {numbers}; for labels 0 and 1 take SepSA(..., solver="logistic")'
     if column:
-        return f"for class labels use solver=SoftmaxNewton() and targets.squeeze({labels.ndim - 1})"
+        return f'for class labels take SepSA(..., solver="cross-entropy") and targets.squeeze({labels.ndim - 1})'
     return (
-        "for class labels use solver=SoftmaxNewton(), or for least squares use "
+        'for class labels take SepSA(..., solver="cross-entropy"), or for least squares '
         f"torch.nn.functional.one_hot(targets, {m}).float()"
     )
 

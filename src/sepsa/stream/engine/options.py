@@ -13,7 +13,7 @@ from sepsa.validation import at_least, in_range, not_negative, one_of
 ACTIVATIONS = {"identity": body.IDENTITY, "relu": body.RELU, "gelu": body.GELU, "fourier": body.FOURIER}
 # β1 of Adam; "auto" is Adam without momentum: a gradient is taken at a head that has moved since the last one.
 OPTIMIZERS = {"adam": 0.9, "auto": 0.0}
-LOSSES = {"squared": 0, "huber": 1}
+LOSSES = {"huber": 1, "squared": 0, "squared_error": 0}
 BODIES = ("auto", "fourier", "experts")  # what an estimator's `body` may be
 RIDGES = (10.0, 1.0, 100.0)  # the candidates where ridge is "auto"
 FORGETTINGS = (1.0, 0.999, 0.99)
