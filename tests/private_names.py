@@ -3,7 +3,7 @@
     python tests/private_names.py
 
 Looks at what trains: heads, observe and the files beside them. Prints each name with the file that reads it and the
-files that define it, and how many there are. A name that the reading file defines too is not counted: it may be its own.
+files that define it, and how many there are. A name that the reading file defines too may be its own, and is left out.
 """
 
 from __future__ import annotations
