@@ -498,3 +498,33 @@ def log_evidence(X, Y, ridge, prior):
     spread = np.eye(n) + X @ X.T / ridge
     squares = (errors * np.linalg.solve(spread, errors)).sum()
     return -0.5 * m * ((n - 1) * np.log(squares) + np.linalg.slogdet(spread)[1])
+
+
+def evidence_of(Phi, Y, initial, ridge, bias_ridge, n, r, refuted):
+    """γ, RSS/V, |W - t W₀|²/V, n - r (γ + 1), and s* (m,): what samples Φ (n, p) and Y (n, m), scaled by the roots of
+    their weights, say about a ridge; the second and third as means over the outputs. `bias_ridge` None: no bias.
+    """
+    p, bias = Phi.shape[1], bias_ridge is not None
+    k = p - bias
+    each = np.append(np.full(k, ridge), [bias_ridge] * bias)
+    A = Phi.T @ Phi + np.diag(each)
+    gamma = k - ridge * np.trace(np.linalg.inv(A)[:k, :k])
+    freedom = max(n - r * (gamma + 1), 0.01 * n)
+    found = []
+    for y, start in zip(Y.T, initial, strict=True):
+
+        def fit(s, y=y, start=start):  # the weights, the RSS and the objective about the prior s W₀
+            w = np.linalg.solve(A, Phi.T @ y + each * s * start)
+            rss = ((y - Phi @ w) ** 2).sum()
+            return w, rss, rss + (each * (w - s * start) ** 2).sum()
+
+        least, middle, most = (fit(s)[2] for s in (-1.0, 0.0, 1.0))
+        best = (least - most) / (2 * (least + most - 2 * middle))  # the lowest point of the parabola
+        noise, lowest = refuted * fit(best)[1] / freedom, fit(best)[2]
+        t = float(middle > lowest + noise and most <= lowest + noise)
+        w, rss, _ = fit(t)
+        ones = Phi[:, k:]
+        V = ((y - ones @ (ones.T @ y) / (ones.T @ ones).sum()) ** 2).sum() if bias else (y**2).sum()
+        found.append((rss / V, ((w - t * start)[:k] ** 2).sum() / V, best))
+    found = np.array(found)
+    return (gamma, *found[:, :2].mean(0), freedom), found[:, 2]

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import sepsa
-from sepsa import RLS, SelfTuning, SepSA
+from sepsa import RLS, PerOutput, SelfTuning, SepSA
 
 N, BATCH, D = 200, 20, 5
 
@@ -101,6 +101,55 @@ def test_an_epoch_needs_a_length_and_a_solver_whose_forgetting_is_free():
     for bad in (0, -5):
         with pytest.raises(ValueError, match="samples_per_epoch must be an integer of at least 1"):
             SepSA(network(), torch.optim.Adam, samples_per_epoch=bad)
+
+
+@pytest.mark.parametrize("solver", [RLS(), RLS(ridge="evidence")])
+def test_each_output_of_its_own_remembers_about_one_epoch(solver):
+    x, y = data()
+    y = torch.cat([y, -y], 1)
+    optimizer = SepSA(network(2), torch.optim.Adam, solver=PerOutput(solver), lr=1e-3, samples_per_epoch=N)
+    pass_over(optimizer, x, y)
+    state = optimizer.state_dict()
+    for _ in range(7):
+        pass_over(optimizer, x, y)
+    assert optimizer.solver.forgetting == 1 - BATCH / N
+    assert [one.samples for one in optimizer.solver.solvers] == pytest.approx([N, N], rel=0.15)
+    again = SepSA(network(2), torch.optim.Adam, solver=PerOutput(solver), lr=1e-3, samples_per_epoch=N)
+    again.load_state_dict(state)
+    assert [one.samples for one in again.solver.solvers] == [N, N]
+
+
+@pytest.mark.parametrize("size", [1, BATCH])
+def test_repeated_samples_are_warned_of_in_a_loop_of_ones_own(size):
+    x, y = data(n=5 * BATCH)
+    optimizer, twin = (SepSA(network(), torch.optim.Adam, lr=1e-3, solver=s) for s in (None, RLS(ridge="evidence")))
+    generator = torch.Generator().manual_seed(0)
+    with warnings.catch_warnings(record=True) as recorded:
+        warnings.simplefilter("always")
+        for _ in range(5):
+            for rows in torch.randperm(len(x), generator=generator).split(size):
+                for one in (optimizer, twin):
+                    with one.observe(y[rows]):
+                        loss = nn.functional.mse_loss(one.model(x[rows]), y[rows])
+                    loss.backward()
+                    one.step()
+                    one.zero_grad()
+    assert [str(one.message) for one in recorded] == [
+        "samples repeat: pass samples_per_epoch=..., see docs/overfitting.md"
+    ]
+    assert recorded[0].filename == __file__
+    assert not optimizer.model._forward_pre_hooks
+    torch.testing.assert_close(optimizer.head.weight, twin.head.weight, rtol=0, atol=0)
+
+
+def test_a_model_without_passes_of_its_own_is_watched_no_longer():
+    """A loop that calls parts of the model, whose hook is never called."""
+    x, y = data()
+    optimizer = SepSA(network(), torch.optim.Adam, lr=1e-3)
+    for _ in range(20):
+        with optimizer.observe(y):
+            optimizer.head(optimizer.model[:-1](x))
+    assert not optimizer.model._forward_pre_hooks
 
 
 @pytest.mark.parametrize("size", [1, BATCH])

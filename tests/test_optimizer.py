@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.nn.utils import parametrizations, parametrize, prune
+from torch.utils.checkpoint import checkpoint
 
 import sepsa
 from sepsa import RLS, OnlineLBFGS, PerOutput, SelfTuning, SepSA, SoftmaxNewton
@@ -676,3 +677,23 @@ def test_a_detached_model_loads_where_sepsa_is_not_installed(tmp_path, preloaded
     )
     done = subprocess.run([preloaded_bin / "python", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(model(torch.ones(1, 6)).tolist())
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("part", ["head", "all"])
+def test_activation_checkpointing_around_the_head_changes_nothing(part, reentrant):
+    class Checkpointed(nn.Sequential):
+        def forward(self, x):
+            if part == "all":
+                return checkpoint(super().forward, x.requires_grad_(), use_reentrant=reentrant)
+            return checkpoint(self[2], self[1](self[0](x)), use_reentrant=reentrant)
+
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    one, other = (SepSA(copy.deepcopy(m), torch.optim.Adam, lr=1e-2) for m in (plain, Checkpointed(*plain)))
+    for _ in range(5):
+        x = torch.randn(5, 3)
+        for optimizer in (one, other):
+            optimizer.learn(x.clone(), x.sum(1, keepdim=True))
+    for mine, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)

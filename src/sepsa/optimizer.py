@@ -226,9 +226,22 @@ class SepSA(SavedWithHeads, Generic[S]):
         Returns:
             A context manager for one forward pass through the model. The pass must reach the head once.
         """
+        if self._repeats is not None:
+            self._warn_of_repeats()
+        if self._repeats is not None:
+            self._repeats.watch(self.model, targets)
+        return self._observation(targets, sample_weight)
+
+    def _observation(self, targets: Any, sample_weight: Any) -> Observation | Observations:
         if self._several:
             return Observations(self._observers, targets, sample_weight)
         return Observation(self._observers[0], targets, sample_weight)
+
+    def _warn_of_repeats(self) -> None:
+        """Warn once where samples have come again."""
+        if self._repeats is not None and self._repeats.found:
+            self._repeats = None
+            warnings.warn("samples repeat: pass samples_per_epoch=..., see docs/overfitting.md", stacklevel=3)
 
     def learn(
         self,
@@ -253,7 +266,7 @@ class SepSA(SavedWithHeads, Generic[S]):
             The loss at the new head, a detached scalar.
         """
         with DeferredInterrupt():
-            observation = self.observe(targets, sample_weight)
+            observation = self._observation(targets, sample_weight)
             accumulated = self._gradients()
             try:
                 with torch.enable_grad():
@@ -269,9 +282,9 @@ class SepSA(SavedWithHeads, Generic[S]):
                     parameter.grad = gradient
                 raise
             self.zero_grad()
-        if self._repeats is not None and self._repeats.found(inputs, targets):
-            self._repeats = None
-            warnings.warn("samples repeat: pass samples_per_epoch=..., see docs/overfitting.md", stacklevel=2)
+        if self._repeats is not None and self._repeats.due():
+            self._repeats.compare(inputs, targets)
+            self._warn_of_repeats()
         return loss.detach()
 
     def _gradients(self) -> list[tuple[Tensor, Tensor]]:

@@ -14,8 +14,9 @@ import reference
 from sepsa import RLS, PerOutput
 from sepsa.heads import Delta
 from sepsa.heads.backends.choose import force
+from sepsa.heads.base.parameters import join
 from sepsa.heads.math import evidence, least_squares
-from sepsa.heads.math.evidence import best_ridge, best_scale, evidence_of, with_ridge
+from sepsa.heads.math.evidence import REFUTED, Evidence, best_ridge, evidence_of, with_ridge
 
 K, M = 5, 2
 
@@ -55,45 +56,75 @@ def learned(x, y, solver=None, batch=10, linear=None):
     return solver
 
 
-def fixed_point(x, y, prior):
-    """A state at the ridge that `best_ridge` would not change, by iteration from 1."""
-    Phi = joined(x)
-    ridge, prior = 1.0, torch.cat([prior, torch.zeros(M, 1, dtype=x.dtype)], 1)
+def solved(x, y, prior, ridge, bias_ridge=1e-9):
+    """The state that has learned samples with this ridge about `prior` (m, p)."""
+    each = torch.full((K + 1,), ridge, dtype=x.dtype)
+    each[-1] = bias_ridge
+    state = least_squares.start(prior, each)
+    return least_squares.block_by_qr(state, joined(x), y, each, None, prior)
+
+
+def fixed_point(x, y):
+    """The ridge that the law would not change, for a prior of 0, by iteration from 1."""
+    ridge, initial, none = 1.0, torch.zeros(M, K + 1, dtype=x.dtype), torch.zeros(M, 1, dtype=x.dtype)
     for _ in range(500):
-        each = torch.full((K + 1,), ridge, dtype=x.dtype)
-        each[-1] = 1e-9
-        W = ridge_regression(Phi, y, each, prior)
-        T = torch.linalg.cholesky(torch.linalg.inv(Phi.T @ Phi + torch.diag(each))).T
-        energy = (y - Phi @ W.T).square().sum(0) + (each * (W - prior).square()).sum(1)
-        found = evidence_of(least_squares.LeastSquaresState(T, W, None, energy, each), prior, True)
-        best = found.determined * found.residual / ((len(x) - found.determined - 1) * found.weights)
+        found = evidence_of(solved(x, y, initial, ridge), initial, none, len(x), 1.0, True)
+        best = found.determined * found.residual / (found.freedom * found.weights)
         if abs(best / ridge - 1) < 1e-12:
             break
         ridge = best
     return ridge
 
 
-@given(seed=st.integers(0, 99), noise=st.floats(0.3, 3.0), n=st.integers(12, 60))
-def test_the_fixed_point_has_the_largest_likelihood(seed, noise, n):
+@given(seed=st.integers(0, 99), noise=st.floats(0.3, 3.0), n=st.integers(12, 60), unit=st.floats(1e-6, 1e6))
+def test_the_fixed_point_has_the_largest_likelihood(seed, noise, n, unit):
+    """Of targets that are divided by their standard deviations."""
     x, y, _ = samples(n, noise, seed)
-    prior = torch.zeros(M, K, dtype=torch.float64)
-    ridge = fixed_point(x, y, prior)
+    ridge = fixed_point(x, y * torch.tensor([1.0, unit]))
+    prior, y = torch.zeros(M, K, dtype=x.dtype), (y - y.mean(0)) / y.std(0)
     around = [log_evidence(x, y, ridge * factor, prior) for factor in (0.9, 1.0, 1.1)]
     assert max(around) == around[1]
 
 
-@given(seed=st.integers(0, 99), n=st.integers(8, 60), ridge=st.floats(0.05, 50.0))
-def test_the_scale_of_the_prior_has_the_largest_likelihood(seed, n, ridge):
+@given(seed=st.integers(0, 99), n=st.integers(8, 60), ridge=st.floats(0.05, 50.0), present=st.floats(-2.0, 2.0))
+def test_the_scale_of_each_prior_has_the_largest_likelihood(seed, n, ridge, present):
     x, y, truth = samples(n, 1.0, seed)
     initial = torch.cat([truth * 0.6 + 0.2, torch.zeros(M, 1, dtype=x.dtype)], 1)
-    each = torch.full((K + 1,), ridge, dtype=x.dtype)
-    each[-1] = 1e-9
-    state = least_squares.start(initial, each)
-    F, E = least_squares.whiten(state, joined(x), y)
-    state = least_squares.block(state, F, E)
-    scale = best_scale(state, initial, 1.0, True)
-    near = [log_evidence(x, y, ridge, s * initial[:, :K]) for s in (max(scale - 0.05, 0), scale, min(scale + 0.05, 1))]
-    assert max(near) == pytest.approx(near[1], rel=1e-9)
+    scale = torch.full((M, 1), present, dtype=x.dtype)
+    state = solved(x, y, scale * initial, ridge)
+    found = evidence_of(state, initial, scale, len(x), 1.0, True).scale
+    for o in range(M):
+        s = float(found[o])
+        around = (max(s - 0.05, 0.0), s, min(s + 0.05, 1.0))
+        near = [log_evidence(x, y[:, o : o + 1], ridge, a * initial[o : o + 1, :K]) for a in around]
+        assert max(near) == pytest.approx(near[1], rel=1e-9)
+
+
+@given(
+    seed=st.integers(0, 10**6), n=st.integers(3, 60), k=st.integers(2, 8), m=st.integers(1, 4), bias=st.booleans(),
+    exponent=st.floats(-2, 2), r=st.floats(0.5, 1.0), trained=st.booleans(),
+)  # fmt: skip
+def test_a_state_says_what_its_samples_say(seed, n, k, m, bias, exponent, r, trained):
+    g = torch.Generator().manual_seed(seed)
+    truth, initial = (torch.randn(m, k + bias, generator=g, dtype=torch.float64) for _ in range(2))
+    Phi = torch.randn(n, k + bias, generator=g, dtype=torch.float64)
+    Phi[:, k:] = 1.0
+    unit = 10.0 ** torch.randint(-3, 4, (m,), generator=g)
+    y = (Phi @ truth.T + 0.5 * torch.randn(n, m, generator=g, dtype=torch.float64)) * unit
+    if trained:
+        initial = truth * unit[:, None]
+    omega = torch.rand(n, 1, generator=g, dtype=torch.float64).sqrt()
+    Phi, y, ridge = Phi * omega, y * omega, 10.0**exponent
+    each = torch.full((k + bias,), ridge, dtype=y.dtype)
+    each[k:] = 1e-4
+    scale = torch.randn(m, 1, generator=g, dtype=torch.float64)
+    prior = scale * initial
+    state = least_squares.block_by_qr(least_squares.start(prior, each), Phi, y, each, None, prior)
+    found = evidence_of(state, initial, scale, n, r, bias)
+    given = Phi.numpy(), y.numpy(), initial.numpy(), ridge, 1e-4 if bias else None, n, r, REFUTED
+    numbers, best = reference.evidence_of(*given)
+    assert found[:4] == pytest.approx(numbers, rel=1e-6)
+    assert found.scale[:, 0].tolist() == pytest.approx(best.clip(0, 1).tolist(), rel=1e-6, abs=1e-6)
 
 
 @pytest.mark.parametrize("backend", ["numba", "torch"])
@@ -104,9 +135,8 @@ def test_the_head_is_ridge_regression_with_the_ridge_that_it_chose(backend, batc
         solver = learned(x, y, RLS(ridge="evidence", noise_factor=1.0), batch)
     start = weights(head())
     each = torch.full((K + 1,), solver.ridge_now, dtype=x.dtype)
-    each[-1] = 1e-4
-    scale = solver._choice.scale
-    prior = torch.cat([scale * start[:, :K], start[:, K:]], 1)
+    each[-1] = min(1e-4, 1e-5 * solver.ridge_now)
+    prior = solver._choice.scale * start
     torch.testing.assert_close(
         weights(solver.linear), ridge_regression(joined(x), y, each, prior), rtol=1e-9, atol=1e-9
     )
@@ -138,11 +168,11 @@ def test_an_initial_head_that_was_trained_stays_and_one_drawn_at_random_is_left(
     with torch.no_grad():
         trained.weight.copy_(truth)
         trained.bias.fill_(3.0)
-    assert learned(x, y, linear=trained)._choice.scale > 0.5
+    assert bool((learned(x, y, linear=trained)._choice.scale > 0.5).all())
     random = head()
     with torch.no_grad():
         random.weight.copy_(-truth)
-    assert learned(x, y, linear=random)._choice.scale == 0.0
+    assert bool((learned(x, y, linear=random)._choice.scale == 0.0).all())
 
 
 def test_offsets_and_units_of_the_features_hardly_matter():
@@ -212,20 +242,23 @@ def test_a_short_memory_keeps_the_ridge_that_its_noise_asks_for():
 
 
 def test_without_evidence_the_ridge_stays():
-    features = partial(evidence.Features, 1.0, 1.0, 1.0)
-    assert best_ridge(evidence.Evidence(0.0, 0.0, 0.0), 3.0, 100.0, 1.0, features) == 3.0
-    assert best_ridge(evidence.Evidence(5.0, math.nan, 1.0), 3.0, 100.0, 1.0, features) == 3.0
-    constant = partial(evidence.Features, 1.0, 1.0, 0.0)
-    assert best_ridge(evidence.Evidence(5.0, 100.0, 1.0), 300.0, 100.0, 1.0, constant) == 300.0
-    assert best_ridge(evidence.Evidence(5.0, 100.0, 1e-300), 3.0, 100.0, 1.0, features) == 3.0 * evidence.MOST_CHANGE
+    def chosen(determined, residual, weights, ridge, most=1.0):
+        return best_ridge(Evidence(determined, residual, weights, 100.0, torch.ones(1, 1)), ridge, lambda: (1.0, most))
+
+    assert chosen(0.0, 0.0, 0.0, 3.0) == 3.0
+    assert chosen(5.0, math.nan, 1.0, 3.0) == 3.0
+    assert chosen(5.0, 100.0, 1.0, 300.0, most=0.0) == 300.0
+    assert chosen(5.0, 100.0, 1e-300, 3.0) == 3.0 * evidence.MOST_CHANGE
 
 
-@pytest.mark.parametrize("chosen", [[0.0, 1.0], [1.0, 2.0], [1.0, -0.1], ["5", 1.0], [math.nan, 1.0], [1.0]])
+@pytest.mark.parametrize("chosen", [[0.0, 1.0], [1.0, 2.0], [1.0, 0.0], ["5", 1.0], [math.nan, 1.0], [1.0]])
 def test_a_damaged_choice_is_refused(chosen):
     solver = learned(*samples(20)[:2])
     before = copy.deepcopy(solver.state_dict())
     with pytest.raises((ValueError, TypeError), match="ridges"):
         solver.load_state_dict(before | {"ridges": [*before["ridges"][:2], *chosen]})
+    with pytest.raises(ValueError, match="scale"):
+        solver.load_state_dict(before | {"scale": before["scale"] * math.nan})
     torch.testing.assert_close(solver.state_dict(), before, rtol=0, atol=0)
 
 
@@ -262,3 +295,101 @@ def test_outputs_of_their_own_choose_ridges_of_their_own():
     solver = learned(x, y, PerOutput(RLS(ridge="evidence")))
     ridges = [one.ridge_now for one in solver.solvers]
     assert ridges[1] > 10 * ridges[0]  # noise alone
+
+
+# ---------------------------------------------------------------------- units
+
+
+def batched(solver, x, y, weight=None, batch=10):
+    for rows in torch.arange(len(x)).split(batch):
+        solver.update(x[rows], y[rows], None if weight is None else weight[rows])
+    return solver
+
+
+@pytest.mark.parametrize("forgetting", [1.0, 0.95])
+@pytest.mark.parametrize("batch", [1, 10])
+@pytest.mark.parametrize("unit", [1e-6, 1e-3, 1e3, 1e6])
+def test_the_unit_of_a_target_changes_no_prediction_of_another(unit, batch, forgetting):
+    x, y, _ = samples(150)
+    y[:, 1] = torch.randn(150, dtype=torch.float64)  # which nothing predicts
+    make = partial(RLS, ridge="evidence", forgetting=forgetting)
+    one, other = (batched(make().bind(head()), x, y * torch.tensor([1.0, u]), batch=batch) for u in (1.0, unit))
+    (mean, std), (again, spread) = (solver.predict(x, return_std=True) for solver in (one, other))
+    # Of the squares of a target of 1e-6, four digits are left beside those of the initial weights.
+    close = partial(torch.testing.assert_close, rtol=0, atol=1e-3 if unit < 1e-3 else 1e-9)
+    close(again[:, 0], mean[:, 0])
+    close(spread[:, 0], std[:, 0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("unit", [1e-12, 1e-9, 1e-6, 1e-3])
+def test_small_features_lose_no_digits(unit, bias, dtype):
+    """Against ridge regression with the ridge that was chosen."""
+    unit = unit if dtype == torch.float64 else max(unit, 1e-9)
+    x, y, _ = samples(200)
+    linear = nn.Linear(K, M, bias=bias).double()
+    start = join(linear)
+    solver = batched(RLS(ridge="evidence", dtype=dtype).bind(linear), unit * x, y, batch=1)
+    Phi = joined(unit * x) if bias else unit * x
+    each = solver._held.problem.ridge.double()
+    truth = ridge_regression(Phi, y, each, solver._choice.scale.double() * start)
+    with torch.no_grad():
+        error = float((linear(unit * x) - Phi @ truth.T).abs().max() / y.abs().max())
+    assert error < (1e-9 if dtype == torch.float64 else 1e-3)
+    assert 0.01 < solver.ridge_now / unit**2 / learned(x, y).ridge_now < 100
+
+
+def test_features_that_are_zero_at_first_start_when_they_come():
+    x, y, _ = samples(100)
+    x[:3] = 0
+    linear = head()
+    batched(RLS(ridge="evidence").bind(linear), 1e-10 * x, y, batch=1)
+    other = head()
+    batched(RLS(ridge="evidence").bind(other), x, y, batch=1)
+    with torch.no_grad():
+        assert float((linear(1e-10 * x) - other(x)).abs().max()) < 0.1
+
+
+def test_a_refused_first_update_leaves_the_ridge_of_before():
+    solver = RLS(ridge="evidence").bind(head())
+    before = copy.deepcopy(solver.state_dict())
+    with pytest.raises(ValueError, match="targets must be finite"):
+        solver.update(torch.full((1, K), 1e-9), torch.full((1, M), math.nan))
+    torch.testing.assert_close(solver.state_dict(), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1e-3, 1.0 / 200])
+def test_small_weights_count_as_rows(unit):
+    """Normalized sample weights, as of a table of 200 rows, change neither when the ridge is chosen nor the head."""
+    x, y, _ = samples(200)
+    weight = torch.rand(200, dtype=torch.float64)
+    one, other = (batched(RLS(ridge="evidence").bind(head()), x, y, w) for w in (weight, unit * weight))
+    assert one.ridge_now != evidence.START
+    assert 0.5 < other.ridge_now / unit / one.ridge_now < 2  # both change by a factor of two, from another start
+    with torch.no_grad():
+        error = float((one.linear(x) - other.linear(x)).abs().max() / y.abs().max())
+    assert error < 0.005
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1.0, 1e6])
+@pytest.mark.parametrize("first", [0, 3, 30])
+def test_a_delta_since_a_mark_survives_another_ridge_and_scale(first, unit):
+    x, y, truth = samples(300, unit=unit)
+    linear = head()
+    with torch.no_grad():
+        linear.weight.copy_(0.5 * truth)  # another scale of the prior is chosen later
+    solver = RLS(ridge="evidence").bind(linear)
+    if first:
+        batched(solver, x[:first], y[:first], batch=3)
+    mark, twin, then = solver.state_dict(), copy.deepcopy(solver), solver.ridge_now
+    batched(solver, x[first:], y[first:])
+    assert solver.ridge_now != then
+    twin.merge(Delta.from_bytes(solver.delta_since(mark).to_bytes()))
+    assert twin.samples == 300
+    state = with_ridge(
+        twin._read()[0], twin._held.problem.prior, solver._held.problem.ridge, solver._held.problem.prior
+    )
+    known = solver._read()[0].W
+    torch.testing.assert_close(state.W / known, torch.ones_like(known), rtol=1e-6, atol=0)
+    torch.testing.assert_close(state.energy, solver.objective(), rtol=1e-6, atol=0)

@@ -220,6 +220,19 @@ def test_unlearn_refuses_what_was_never_learned():
         make(3, 1, forgetting=0.9)[0].unlearn(torch.zeros(1, 3), torch.zeros(1, 1))
 
 
+@pytest.mark.parametrize("options", [{}, {"ridge": 1e-9}, {"ridge": "evidence"}, {"dtype": torch.float32}])
+def test_unlearning_everything_leaves_the_prior(options):
+    """However many samples there were, beside which the ridge is rounding."""
+    solver, linear = make(4, 2, **options)
+    prior = weights(linear)
+    x, y = torch.randn(100_000, 4, dtype=torch.float64), torch.randn(100_000, 2, dtype=torch.float64)
+    solver.update(x, y + 3)
+    solver.unlearn(x, y + 3)
+    np.testing.assert_array_equal(weights(linear) - prior * np.float64(solver._choice.scale), 0)
+    assert solver.samples == 0
+    assert float(solver.objective().abs().max()) == 0
+
+
 def test_predictive_deviation_is_calibrated():
     torch.manual_seed(3)
     true = torch.randn(2, 8, dtype=torch.float64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import Any, Generic, Literal, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -122,6 +122,17 @@ class PerOutput(OwnsHead, Generic[S]):
     def forgets(self, value: bool) -> None:
         for solver in self._each:
             solver.forgets = value
+
+    @property
+    def forgetting(self) -> float:
+        """The forgetting of the outputs' solvers, where they forget."""
+        one: Any = self.solver if self.linear is None else self.solvers[0]
+        return float(one.forgetting)
+
+    @forgetting.setter
+    def forgetting(self, value: float) -> None:
+        for solver in self._each or [self.solver]:
+            cast(Any, solver).forgetting = value
 
     @property
     def steps(self) -> int:

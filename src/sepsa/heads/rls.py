@@ -109,15 +109,22 @@ class RLS(OwnsHead):
 
     def _start(self, linear: nn.Linear) -> None:
         self._initial = start(linear, self.dtype)
-        self._choice = Choice(evidence.START if self.ridge == "evidence" else self.ridge, 1.0)
+        ones = self._initial.new_ones(linear.out_features, 1)
+        self._choice = Choice(evidence.START if self.ridge == "evidence" else self.ridge, ones)
         problem = self._problem_for(linear, self._choice)
         self._held = HeldState(problem, least_squares.start(problem.prior, problem.ridge), np.zeros(5))
 
     def _problem_for(self, linear: nn.Linear, choice: Choice) -> Problem:
         """The prior and the ridges of a choice, in memory of their own."""
         initial = self._initial = self._initial.to(linear.weight.device)
-        prior = evidence.about(initial, choice.scale, linear.bias is not None)
-        return Problem(linear, prior, ridges(linear, choice.ridge, self.bias_ridge, initial))
+        return Problem(linear, initial * choice.scale.to(initial.device), self._ridges(linear, choice.ridge))
+
+    def _ridges(self, linear: nn.Linear, ridge: float) -> Tensor:
+        """The ridge (p,) of each coordinate, for one of the weights."""
+        bias = self.bias_ridge
+        if self.ridge == "evidence":
+            bias = evidence.ridge_of_bias(bias, ridge, self._initial.dtype)
+        return ridges(linear, ridge, bias, self._initial)
 
     def _ready(self) -> nn.Linear:
         self._read()
@@ -131,7 +138,7 @@ class RLS(OwnsHead):
         if captured is not None and held.backend is captured and self.ridge == "evidence":
             known, steps = captured.known
             captured.counters, captured.known = counters, (float(counters[SAMPLES]), int(counters[STEPS]))
-            self._choose_ridge(known, steps, self.forgetting)
+            self._choose_ridge(known / self._choice.unit, steps, self.forgetting)
             state, counters = held.backend.read()
         if held.problem.prior.device != device:
             state = state.map(lambda part: part.to(device))
@@ -177,9 +184,10 @@ class RLS(OwnsHead):
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the settings, without the head's weights, which are in the `nn.Linear`."""
         state, counters = self._read()
-        by_evidence = (self.noise_factor, self._choice.scale) if self.ridge == "evidence" else None
-        settings = self._initial, self._choice.ridge, self.bias_ridge, self.forgetting, by_evidence
-        return write_root(state, counters, RLSSettings(*settings))
+        by_evidence = (self.noise_factor, self._choice.unit) if self.ridge == "evidence" else None
+        ridge, scale, _ = self._choice
+        settings = RLSSettings(self._initial, ridge, self.bias_ridge, self.forgetting, scale[:, 0], by_evidence)
+        return write_root(state, counters, settings)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -194,10 +202,10 @@ class RLS(OwnsHead):
         self._read()
         linear = self._head()
         state, counters, settings = read_root(state_dict, linear, self._held.problem.prior)
-        factor, scale = settings.by_evidence or (self.noise_factor, 1.0)
+        factor, unit = settings.by_evidence or (self.noise_factor, 1.0)
 
         def write() -> None:
-            self._initial, self._choice = settings.prior, Choice(settings.ridge, scale)
+            self._initial, self._choice = settings.prior, Choice(settings.ridge, settings.scale[:, None], unit)
             self.ridge = settings.ridge if settings.by_evidence is None else "evidence"
             self.bias_ridge, self.forgetting, self.noise_factor = settings.bias_ridge, settings.forgetting, factor
             self._held = HeldState(self._problem_for(linear, self._choice), state, counters)
@@ -235,7 +243,7 @@ class RLS(OwnsHead):
         self._read()
         own, choice = checkpoint
         backend = self._held.eager()
-        if choice != self._choice:
+        if choice is not self._choice:
             _, prior, ridge = self._problem_for(self._head(), choice)
             backend.penalize(prior, ridge)
             self._choice = choice
@@ -389,27 +397,64 @@ class RLS(OwnsHead):
         given = features, targets, sample_weight, lam, backend is checked_by
         schedule = max(lam, schedule)
         learned = False
+        starts = self._may_start(steps)
+        unit = self._choice.unit
         if self.ridge == "evidence" and (
-            sample_weight is not None or evidence.due(known, lam * known + rows, steps + 1, steps, schedule)
+            starts
+            or sample_weight is not None
+            or unit != 1.0
+            or evidence.due(known / unit, (lam * known + rows) / unit, steps + 1, steps, schedule)
         ):
+            start = self.checkpoint() if starts else None
 
             def learn_and_choose() -> None:
                 nonlocal learned
                 if int(backend.counters[STEPS]) == steps:  # else an interrupt came after it
+                    if start is not None:
+                        self._start_ridge(evidence.first_ridge(features, sample_weight))
                     learned = backend.learn(*given)
-                self._choose_ridge(known, steps, schedule)
+                    if not learned and start is not None:
+                        self.rollback(start)
+                if int(backend.counters[STEPS]) > steps and not (sample_weight is None and unit == 1.0):
+                    self._count_weights(unit, sample_weight, lam * known, rows)
+                self._choose_ridge(known / unit, steps, schedule)
 
             commit(learn_and_choose)
         else:
             learned = backend.learn(*given)
         return learned
 
+    def _may_start(self, steps: int) -> bool:
+        """Whether the features of these updates may tell with which ridge to start."""
+        return self.ridge == "evidence" and steps < evidence.FIRST and self._choice.ridge == evidence.START
+
+    def _start_ridge(self, ridge: float) -> None:
+        """Start with this ridge, where the features of all samples before were 0."""
+        if ridge == evidence.START:
+            return
+        linear, prior, _ = self._held.problem
+        state, counters = self._held.backend.read()
+        choice, each = self._choice._replace(ridge=ridge), self._ridges(linear, ridge)
+        fresh, bias = counters[STEPS] == 0, linear.bias is not None
+        found = least_squares.start(prior, each) if fresh else evidence.started(state, prior, each, bias)
+        if found is not None:
+            W = follow(linear, state.W if fresh else found.W)
+            self._take(found._replace(W=W), without_pending(counters), choice)
+
+    def _count_weights(self, unit: float, sample_weight: Tensor | None, known: float, rows: int) -> None:
+        """Note how much sample weights below 1 count; `unit` was noted for samples before, of weight `known`."""
+        omega = torch.ones(rows) if sample_weight is None else sample_weight.detach()
+        total = known + float(omega.double().sum())
+        if total > 0:
+            squares = known * unit + float(omega.double().square().sum())
+            self._choice = self._choice._replace(unit=min(squares / total, 1.0))
+
     def _choose_ridge(self, known: float, earlier: int, lam: float) -> None:
         """Take the ridge and the prior of the largest evidence where that is due: after update number `earlier`, before
         which the head remembered `known` samples.
         """
         counters = self._held.backend.counters
-        samples, steps = float(counters[SAMPLES]), int(counters[STEPS])
+        samples, steps = float(counters[SAMPLES]) / self._choice.unit, int(counters[STEPS])
         if steps != self._looked and evidence.due(known, samples, steps, earlier, lam):
             self._take_best_ridge(samples)
             self._looked = steps
@@ -426,9 +471,9 @@ class RLS(OwnsHead):
                 self._choice,
                 *settings,
                 linear.bias is not None,
-                lambda ridge: ridges(linear, ridge, self.bias_ridge, self._initial),
+                lambda ridge: self._ridges(linear, ridge),
             )
-        if choice != self._choice and all(bool(part.isfinite().all()) for part in (state.T, state.W)):
+        if choice is not self._choice and all(bool(part.isfinite().all()) for part in (state.T, state.W)):
             self._take(state, without_pending(counters), choice)
 
     # ------------------------------------------------------------------ exact at forgetting 1
@@ -469,9 +514,8 @@ class RLS(OwnsHead):
         """
         linear, state, counters = self._remembering_all("delta_since")
         _, prior, ridge = self._at_bind()
-        if self.ridge == "evidence":
-            state = evidence.with_ridge(state, self._held.problem.prior, ridge, prior)
-        return delta.since(mark, linear, state, counters, prior, ridge)
+        chosen = self._choice if self.ridge == "evidence" else None
+        return delta.since(mark, linear, state, counters, prior, ridge, chosen)
 
     @torch.no_grad()
     def merge(self, other: RLS | Delta) -> None:
@@ -488,17 +532,34 @@ class RLS(OwnsHead):
         linear, state, counters = self._remembering_all("merge")
         learned = other if isinstance(other, Delta) else other.delta_since()
         _, prior, ridge = self._at_bind()
-        new = delta.learn(state, learned, prior, ridge, linear.weight.dtype)
         steps, seen, cursor, _, _ = counters
         self._held.eager()
+        starts, before = self._may_start(int(steps)), self.checkpoint()
+        try:
+            if starts and learned.samples > 0:
+                x = (
+                    learned.features[:, : linear.in_features]
+                    * (learned.unit * len(learned.features) / learned.samples) ** 0.5
+                )
+                self._start_ridge(evidence.first_ridge(x, None))
+                state = self._read()[0]
+            new = delta.learn(state, learned, prior, ridge, linear.weight.dtype)
+        except BaseException:
+            self.rollback(before)
+            raise
         self._take(new, np.array([steps + learned.steps, seen + learned.samples, cursor, 0.0, 0.0]))
         if self.ridge == "evidence":
-            self._choose_ridge(seen, int(steps), 1.0)
+            unit, total = self._choice.unit, seen + learned.samples
+            if total > 0:
+                squares = seen * unit + learned.samples * learned.unit
+                self._choice = self._choice._replace(unit=min(squares / total, 1.0))
+            self._choose_ridge(seen / unit, int(steps), 1.0)
 
     def _at_bind(self) -> Problem:
         """The prior and the ridges before any sample, by which two heads may be merged."""
-        by_evidence = self.ridge == "evidence"
-        return self._problem_for(self._head(), Choice(evidence.START, 1.0)) if by_evidence else self._held.problem
+        if self.ridge != "evidence":
+            return self._held.problem
+        return self._problem_for(self._head(), Choice(evidence.START, torch.ones_like(self._choice.scale)))
 
     def _remembering_all(self, verb: str) -> tuple[nn.Linear, LeastSquaresState, Counters]:
         """The head, its state with changes made from outside, and its counters; an error at forgetting below 1."""
@@ -536,6 +597,8 @@ class RLS(OwnsHead):
         captured = self._held.captured
         if captured is None or self._held.backend is not captured:
             raise RuntimeError("update_captured needs prepare_capture() first")
+        if self._may_start(captured.known[1]) and not (features.is_cuda and torch.cuda.is_current_stream_capturing()):
+            self._start_ridge(evidence.first_ridge(features, None))
         return captured.update(features, targets)
 
     def replays(self, rows: int) -> int | None:
@@ -550,7 +613,7 @@ class RLS(OwnsHead):
         captured = self._held.captured
         if self.ridge != "evidence" or captured is None:
             return None
-        return evidence.updates_until(captured.known[0], rows, self.forgetting)
+        return evidence.updates_until(captured.known[0] / self._choice.unit, rows, self.forgetting)
 
     @torch.no_grad()
     def finish_captured(self) -> None:

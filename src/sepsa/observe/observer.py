@@ -45,6 +45,9 @@ LEAST_FORGETTING = 0.5  # for batches that are half of an epoch or more
 _COUNTERS = ("body_steps", "forgot", "observed", "expects_missing", "samples", "since_forgetting")
 _counters_of = attrgetter(*_COUNTERS)
 
+# The hooks on tensors that autograd saves, which torch.utils.checkpoint sets, or None.
+_saved_tensors_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda tracing: None)
+
 
 class HeadCheckpoint(NamedTuple):
     """What `Observer.rollback` restores."""
@@ -232,7 +235,8 @@ class Observer:
         finally:
             observation.learning = False
         observation.learned = self.observed = True
-        if not features.requires_grad:
+        # torch.utils.checkpoint computes the head again in the backward pass, when it is not frozen.
+        if not features.requires_grad or _saved_tensors_hooks(True) is not None:
             observation.thaw()
         else:
             if observation.observed is not None:  # the body does not learn from rows without a target

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 WATCHED = 16  # of the first samples
 FOUND = 4  # of them have come again
@@ -17,21 +19,50 @@ class Repeats:
 
     def __init__(self) -> None:
         self.calls, self.first, self.again = -1, set[int](), set[int]()
+        self.targets: Any = None  # of the forward pass to come
+        self.hook: RemovableHandle | None = None
+        self.unseen = 0  # passes in a row that did not call the hook
 
-    def found(self, inputs: Any, targets: Any) -> bool:
+    @property
+    def found(self) -> bool:
         """Whether enough of the first samples have come again."""
+        return len(self.again) >= FOUND
+
+    def due(self) -> bool:
+        """Whether this call is compared; counts the call."""
         self.calls += 1
-        if self.calls % EVERY and len(self.first) == WATCHED:
-            return False
+        return not self.calls % EVERY or len(self.first) < WATCHED
+
+    def watch(self, model: nn.Module, targets: Any) -> None:
+        """Compare the first argument of the model's next forward pass, where that is due, by a hook for this pass."""
+        if self.hook is not None:  # a compiled model, or a pass through a part of it
+            self.hook.remove()
+            self.hook, self.unseen = None, self.unseen + 1
+        if isinstance(targets, Tensor) and targets.is_cpu and self.unseen < FOUND and self.due():
+            self.targets, self.hook = targets, model.register_forward_pre_hook(self.see)
+
+    def see(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """The hook: compare the samples of a forward pass."""
+        if torch.compiler.is_compiling() or self.hook is None:
+            return
+        self.hook.remove()
+        self.hook, self.unseen = None, 0
+        self.compare(args[0] if args else None, self.targets)
+        self.targets = None
+
+    def compare(self, inputs: Any, targets: Any) -> None:
+        """Note which of these samples have come before."""
         if not (isinstance(inputs, Tensor) and isinstance(targets, Tensor) and inputs.is_cpu and targets.is_cpu):
-            return False
+            return
         try:
             x, y = inputs[:MOST].detach().numpy(), targets[:MOST].detach().numpy()
         except (TypeError, RuntimeError, IndexError):  # sparse, bfloat16, a scalar
-            return False
+            return
         rows = [hash((a.tobytes(), b.tobytes())) for a, b in zip(x, y, strict=False)]
         self.again.update(row for row in rows if row in self.first)
         for row in rows:
             if len(self.first) < WATCHED:
                 self.first.add(row)
-        return len(self.again) >= FOUND
+
+    def __reduce__(self) -> tuple[type[Repeats], tuple[()]]:
+        return type(self), ()

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from sepsa.heads.base.rls_state import MOST_STEPS, read_root
+from sepsa.heads.math import evidence
 from sepsa.heads.math.delta import difference
+from sepsa.heads.math.evidence import Choice
 from sepsa.heads.math.least_squares import SAMPLES, STEPS, LeastSquaresState, block_by_qr, fade, start
 from sepsa.heads.protocols import NotFinite
 from sepsa.states.objects import Saves, rebuilt_as
@@ -37,6 +39,7 @@ class Delta(Saves):
         steps: Number of updates.
         prior: Weights (m, p) from which the head started.
         ridge: Ridge (p,) of each coordinate.
+        unit: What sample weights below 1 count: their squares over their sum; 1 without weights.
 
     Examples:
         >>> import copy, torch
@@ -57,6 +60,7 @@ class Delta(Saves):
     steps: int
     prior: Tensor
     ridge: Tensor
+    unit: float = 1.0
 
     def __post_init__(self) -> None:
         state = Entries("state_dict", self.get_params())
@@ -74,6 +78,8 @@ class Delta(Saves):
             raise state.damaged("energy", "at least 0 and the ridge above", [self.energy.tolist(), self.ridge.tolist()])
         state.number("samples", 0.0)
         state.integer("steps", 0, MOST_STEPS)
+        if not state.number("unit", 0.0, 1.0) > 0:
+            raise state.damaged("unit", "above 0", self.unit)
 
     def get_params(self) -> dict[str, Any]:
         """Return all fields by name, as a checkpoint stores them."""
@@ -102,30 +108,45 @@ def since(
     counters: NDArray[np.float64],
     prior: Tensor,
     ridge: Tensor,
+    choice: Choice | None,
 ) -> Delta:
-    """What `now` has learned since `mark`, a state of the same head; None: since it was bound."""
-    before = start(prior, ridge)
+    """What `now` has learned since `mark`, a state of the same head; None: since it was bound.
+
+    `prior` and `ridge` are those at that time; `choice` is what evidence has chosen since, where it does.
+    """
+    about = prior if choice is None else prior * choice.scale
+    before, unit, lost = start(about, now.ridge_left), 1.0 if choice is None else choice.unit, 0.0
+    samples, steps = float(counters[SAMPLES]), int(counters[STEPS])
     if mark is not None:
         before, then, settings = read_root(mark, linear, prior)
+        chosen = choice is not None and settings.by_evidence is not None
         if (
             not torch.equal(settings.prior, prior)
-            or not torch.equal(before.ridge_left, ridge)
+            or not (chosen or torch.equal(before.ridge_left, ridge))
             or settings.forgetting != 1
         ):
             raise ValueError(
                 "mark must be a state_dict() of this head, got one with another prior, ridge or forgetting: "
                 "take the mark after bind() and before the samples that are to be merged"
             )
-        counters = counters - then
-    samples, steps = float(counters[SAMPLES]), int(counters[STEPS])
-    rows = difference(before, now)
+        squares = samples * unit
+        samples, steps = samples - float(then[SAMPLES]), steps - int(then[STEPS])
+        if chosen and then[STEPS]:
+            was = prior * settings.scale[:, None]
+            lost = torch.finfo(now.T.dtype).eps * float((before.ridge_left / now.ridge_left).max())
+            before = evidence.with_ridge(before, was, now.ridge_left, about)
+            squares -= float(then[SAMPLES]) * (settings.by_evidence or (0.0, 1.0))[1]
+        if chosen:
+            before = before if then[STEPS] else start(about, now.ridge_left)
+            unit = min(squares / samples, 1.0) if samples > 0 and squares > 0 else 1.0
+    rows = difference(before, now, lost)
     if samples < 0 or steps < 0:
         raise ValueError(
             f"mark: the head has learned fewer samples or updates than it had then ({samples:g} and {steps} since): "
             "samples were unlearned since, or the mark is a later state than this one"
         )
     features, targets, energy = (part.to(prior.dtype).cpu() for part in rows)
-    return Delta(features, targets, energy, samples, steps, prior.cpu(), ridge.cpu())
+    return Delta(features, targets, energy, samples, steps, prior.cpu(), ridge.cpu(), unit)
 
 
 def learn(root: LeastSquaresState, delta: Delta, prior: Tensor, ridge: Tensor, head: torch.dtype) -> LeastSquaresState:

@@ -30,9 +30,8 @@ class RLSSettings(NamedTuple):
     ridge: float
     bias_ridge: BiasRidge
     forgetting: float
-    by_evidence: tuple[float, float] | None = (
-        None  # where evidence chooses the ridge: `noise_factor`, scale of the prior
-    )
+    scale: Tensor  # (m,): of the prior, by output
+    by_evidence: tuple[float, float] | None = None  # where evidence chooses the ridge: `noise_factor`, unit of weights
 
 
 def write_root(root: LeastSquaresState, counters: NDArray[np.float64], settings: RLSSettings) -> dict[str, Any]:
@@ -41,16 +40,17 @@ def write_root(root: LeastSquaresState, counters: NDArray[np.float64], settings:
     steps, samples, cursor, pending, growth = counters.tolist()
     state |= {"steps": int(steps), "samples": samples, "cursor": int(cursor), "pending": int(pending), "growth": growth}
     each = [settings.ridge, settings.bias_ridge, *(settings.by_evidence or ())]
-    return state | {"prior": settings.prior.clone(), "ridges": each, "forgetting": settings.forgetting}
+    state |= {"prior": settings.prior.clone(), "scale": settings.scale.clone()}
+    return state | {"ridges": each, "forgetting": settings.forgetting}
 
 
 def read_root(
     state_dict: Any, linear: nn.Linear, like: Tensor
 ) -> tuple[LeastSquaresState, NDArray[np.float64], RLSSettings]:
     """The state that `write_root` wrote, for a head whose prior has the shape, dtype and device of `like`."""
-    state = read_solver("RLS", state_dict, {*_ROOT, *_COUNTERS, "prior", "forgetting"})
+    state = read_solver("RLS", state_dict, {*_ROOT, *_COUNTERS, "prior", "scale", "forgetting"})
     m, p = like.shape
-    shapes = {"T": (p, p), "W": (m, p), "H": (p, p), "energy": (m,), "left": (p,), "prior": (m, p)}
+    shapes = {"T": (p, p), "W": (m, p), "H": (p, p), "energy": (m,), "left": (p,), "prior": (m, p), "scale": (m,)}
     tensors = {
         name: state.tensor(name, shape, like.dtype, like.device)
         for name, shape in shapes.items()
@@ -59,12 +59,12 @@ def read_root(
     each, by_evidence = state["ridges"], None
     if isinstance(each, (list, tuple)) and len(each) == 4:
         with named(state.path("ridges")):
-            by_evidence = in_range("noise_factor", each[2], 0.0, math.inf), Entries("", each).number(3, 0.0, 1.0)
+            by_evidence = in_range("noise_factor", each[2], 0.0, math.inf), in_range("unit", each[3], 0.0, 1.0)
         each = each[:2]
     both = read_ridges("state_dict['ridges']", each)
     with named(state.path("forgetting")):
         forgetting = in_range("forgetting", state["forgetting"], 0.0, 1.0)
-    settings = RLSSettings(tensors["prior"], *both, forgetting, by_evidence)
+    settings = RLSSettings(tensors["prior"], *both, forgetting, tensors["scale"], by_evidence)
     counters = read_counters(state, p)
     H, energy = tensors.get("H"), tensors["energy"]
     if H is not None:

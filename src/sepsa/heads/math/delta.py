@@ -16,13 +16,20 @@ from sepsa.heads.math.least_squares import LeastSquaresState, square_root
 _LARGEST_ERROR = {torch.float64: 1e-6, torch.float32: 1e-3}
 
 
-def difference(before: LeastSquaresState, now: LeastSquaresState) -> tuple[Tensor, Tensor, Tensor]:
-    """Features (r, p), targets (r, m) and the error (m,) beyond them of what `now` learned since `before`."""
+def difference(
+    before: LeastSquaresState, now: LeastSquaresState, known_lost: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Features (r, p), targets (r, m) and the error (m,) beyond them of what `now` learned since `before`, of whose
+    curvature the share `known_lost` may be wrong.
+    """
     dtype = now.T.dtype
     now, before = (root._replace(T=square_root(root), H=None).map(wide) for root in (now, before))
     (R, lost), (R_mark, lost_mark) = inverse(now.T), inverse(before.T)
     T, W = now.T, now.W
-    noise = max(torch.finfo(dtype).eps * (len(T) + max(condition(T), condition(before.T))), lost + lost_mark)
+    noise = known_lost
+    if noise <= _LARGEST_ERROR[dtype]:
+        rounding = torch.finfo(dtype).eps * (len(T) + max(condition(T), condition(before.T)))
+        noise = max(rounding, lost + lost_mark, known_lost)
     if not noise <= _LARGEST_ERROR[dtype]:
         raise ValueError(
             f"the curvature has so large a condition number that a share of {noise:.3g} of what was learned "

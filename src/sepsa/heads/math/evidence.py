@@ -1,17 +1,20 @@
 """The ridge of a least-squares head by evidence: the variance of the noise over that of the weights (MacKay).
 
 Suppose that targets are Y = ΦWᵀ + noise and that the weights scatter about a prior s W₀, where W₀ is the initial head.
-The marginal likelihood of the samples is largest where the ridge is the ratio of the two variances, and where s is the
-regression of W on W₀: about 1 for a head that was trained before, about 0 for one that was drawn at random. The state
-of a head determines both: with A = ΦᵀΦ + diag ridge, B = A⁻¹, n samples and the residual sum of squares RSS,
+The marginal likelihood of the samples is largest where the ridge is the ratio of the two variances, and where s, one
+number for each output, is the regression of W on W₀: about 1 for a head that was trained before, about 0 for one that
+was drawn at random. The state of a head determines both: with A = ΦᵀΦ + diag ridge, B = A⁻¹, n samples and, of each
+output, the residual sum of squares RSS and the sum of squares V of the target about its mean,
 
-    γ = Σ_j (1 - ridge_j B_jj)                       the number of weights that the samples determine
-    ridge* = γ RSS / ((n - r (γ + 1)) |W - s W₀|²)   summed over the outputs; the bias counts in neither γ nor W
-    s* = <W₀, W(0)> / <W₀, (I - B ridge) W₀>         W(0): the weights of a head whose prior is 0
+    γ = Σ_j (1 - ridge_j B_jj)                                  the number of weights that the samples determine
+    ridge* = γ Σ RSS/V / ((n - r (γ + 1)) Σ |W - t W₀|²/V)      summed over the outputs; no bias in γ and W
+    s* = <W₀, W(0)> / <W₀, (I - B ridge) W₀>                    W(0): the weights of a head whose prior is 0
 
-at the ridge that ridge* is; another ridge or prior needs no sample again. Of samples that fade by w = λ^age, n = Σ w,
-and r = Σ w² / Σ w: their residuals hold n - r (γ + 1) times the variance of the noise. The head takes κ ridge*: a body
-that learns below it fits the same samples, which their residuals do not show. Symbols are those of `least_squares`.
+at the ridge that ridge* is; another ridge or prior needs no sample again. Each output is divided by its own V, and t is
+1 for a head that was trained before, where the samples refute 0 and not 1 as its s, and 0 for others: so the unit of
+one target changes neither the ridge nor the prior of other outputs. Of samples that fade by w = λ^age, n = Σ w, and
+r = Σ w² / Σ w: their residuals hold n - r (γ + 1) times the variance of the noise. The head takes κ ridge*: a body that
+learns below it fits the same samples, which their residuals do not show. Symbols are those of `least_squares`.
 """
 
 from __future__ import annotations
@@ -24,42 +27,41 @@ import torch
 from torch import Tensor
 
 from sepsa.heads.math.least_squares import LeastSquaresState, identity, square_root, triangular
+from sepsa.heads.math.ridge import BiasRidge, bias_bounds
 
-START = 10.0  # the ridge before the first choice
+START = 10.0  # the ridge before the first choice,
+START_SQUARES = 1000.0  # or this many times the mean square of the first features, where that is less
 FIRST = 8  # samples before which nothing is chosen; then after 16, 32, 64, ...
 CHECKS = 4  # in the time that a head remembers, once it forgets
 FACTOR = 2.0  # by which the best ridge must differ, so that the head changes its own
-MOVED = 0.1  # by which the best scale of the prior must differ
+MOVED = 0.1  # by which the best scale of a prior must differ
+REFUTED = 4.0  # variances of the noise by which the objective is higher at a scale that the samples refute
 ROUNDS = 8  # of choosing and changing, until neither changes
 MOST_CHANGE = 1e4  # at once, so that a smaller ridge keeps half of the digits
 LEAST, MOST = 1e-4, 1e6  # times the smallest and the largest variance of a feature: the bounds of every choice
 ROUNDING = 1e-12  # a variance below this share of the mean square is rounding
-EXACT = 1e-12  # residuals below this share of what the weights explain are rounding
+EXACT = 1e-12  # residuals below this share of the variance of their targets are rounding
 LEAST_KNOWN = 1e-6  # share of the initial weights in directions that the samples determine, to choose their scale
+LEAST_START = 1e-18  # the least ridge to start with, which has an inverse in float32
 LEAST_FREEDOM = 0.01  # of the samples, where the weights interpolate them
 
 
 class Choice(NamedTuple):
-    """The ridge of the weights, and the scale of the initial weights that it pulls to."""
+    """The ridge of the weights, and what evidence knows beside it."""
 
     ridge: float
-    scale: float
+    scale: Tensor  # (m, 1): s, by which the prior of an output is its initial weights
+    unit: float = 1.0  # Σ w² / Σ w of sample weights below 1, so that samples count as many as there are
 
 
 class Evidence(NamedTuple):
-    """What a state says about its ridge."""
+    """What a state says about its ridge, with each output in units of the variance of its target."""
 
     determined: float  # γ
-    residual: float  # RSS
-    weights: float  # |W - prior|²
-
-
-class Features(NamedTuple):
-    """What a state says about the features, which bounds the ridge."""
-
-    explained: float  # |Φ(W - prior)|², without correlations
-    least: float  # the smallest variance of a feature that varies
-    most: float  # and the largest
+    residual: float  # RSS/V, a mean over the outputs
+    weights: float  # |W - t W₀|²/V without the bias, likewise
+    freedom: float  # n - r (γ + 1)
+    scale: Tensor  # (m, 1): s* in [0, 1], or the present one where the samples do not tell
 
 
 def updates_until(samples: float, rows: float, lam: float) -> int:
@@ -82,47 +84,73 @@ def due(before: float, after: float, steps: int, earlier: int, lam: float) -> bo
     return before < FIRST or math.frexp(after)[1] > math.frexp(before)[1]
 
 
-def about(initial: Tensor, scale: float, bias: bool) -> Tensor:
-    """The prior (m, p): the initial weights times `scale`, and the initial bias as it is."""
-    prior = initial * scale
-    if bias:
-        prior[:, -1] = initial[:, -1]
-    return prior
-
-
-def best_scale(state: LeastSquaresState, initial: Tensor, scale: float, bias: bool) -> float:
-    """s* in [0, 1], or the present `scale` where the samples do not tell."""
-    weights = about(initial, 1.0, bias)
-    if bias:
-        weights[:, -1] = 0.0
-    T = square_root(state)
-    pulled = (weights * state.ridge_left) @ T.T @ T  # B ridge W₀
-    each = weights * (state.W - scale * pulled), weights * (weights - pulled), weights.square()
-    along, known, size = torch.stack([part.sum() for part in each]).tolist()
-    return min(max(along / known, 0.0), 1.0) if known > LEAST_KNOWN * size else scale
-
-
-def evidence_of(state: LeastSquaresState, prior: Tensor, bias: bool) -> Evidence:
-    """What the state says about its ridge; `bias`: whether the last coordinate is one."""
-    k = state.W.shape[1] - bias
-    T, left = square_root(state), state.ridge_left
-    distance = (state.W - prior).square()
-    residual = (state.energy - (left * distance).sum(1)).clamp(min=0).sum()
+def evidence_of(
+    state: LeastSquaresState, initial: Tensor, scale: Tensor, samples: float, r: float, bias: bool
+) -> Evidence:
+    """What the state of a head with the prior `scale` W₀ says about its ridge; `bias`: whether the last coordinate is
+    one. No number but a scale that the samples do not tell depends on `scale`.
+    """
+    T, W, left = square_root(state), state.W, state.ridge_left
+    k = W.shape[1] - bias
     determined = k - (left * T.square().sum(0))[:k].sum()
-    return Evidence(*torch.stack((determined, residual, distance[:, :k].sum())).tolist())
+    freedom = (samples - r * (determined + 1.0)).clamp(min=LEAST_FREEDOM * samples)
+    pulled = (initial * left) @ T.T @ T  # B ridge W₀: W(s) = W(0) + s B ridge W₀
+    known = (initial * left * (initial - pulled)).sum(
+        1, keepdim=True
+    )  # the objective is known (s - s*)² above its least
+    told = known > LEAST_KNOWN * (left * initial.square()).sum(1, keepdim=True)
+    along = (initial * left * (W - scale * pulled)).sum(1, keepdim=True)
+    best = torch.where(told, along / torch.where(told, known, 1), scale)
+
+    def at(s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """W(s), the squares of its distance from the prior, and the objective."""
+        new = W + (s - scale) * pulled
+        energy = state.energy[:, None] + known * ((s - best).square() - (scale - best).square())
+        return new, (new - s * initial).square(), energy.clamp(min=0)
+
+    _, distance, energy = at(best)
+    noise = (energy - (left * distance).sum(1, keepdim=True)).clamp(min=0) / freedom
+    was_trained = (known * best.square() > REFUTED * noise) & (known * (best - 1).square() <= REFUTED * noise)
+    t = (told & was_trained).to(W)
+    new, distance, energy = at(t)
+    residual = (energy - (left * distance).sum(1, keepdim=True)).clamp(min=0)
+    V, whole = sums_of_squares(T, new, t * initial, energy, left, bias)
+    whole = whole + state.energy[:, None] + (left * (scale * initial).square()).sum(1, keepdim=True)
+    varies = max(ROUNDING, 8 * torch.finfo(V.dtype).eps) * whole < V
+    share = varies / torch.where(varies, V, 1) / varies.sum().clamp(min=1)
+    sums = determined, (share * residual).sum(), (share * distance[:, :k]).sum(), freedom
+    return Evidence(*torch.stack(sums).tolist(), torch.where(told, best.clamp(0, 1), scale))
 
 
-def features_of(state: LeastSquaresState, prior: Tensor, samples: float, bias: bool) -> Features:
-    """What the state says about the features, which costs more than `evidence_of`."""
+def sums_of_squares(
+    T: Tensor, W: Tensor, prior: Tensor, energy: Tensor, left: Tensor, bias: bool
+) -> tuple[Tensor, Tensor]:
+    """V (m, 1), the squares of each target about its mean, and W A Wᵀ, beside which a small V is rounding.
+
+    With T = QR, R upper, A = (RᵀR)⁻¹: the weights without the bias explain the squares of R⁻ᵀW without the last one.
+    """
+    R = torch.linalg.qr(T, mode="r").R
+    Z = triangular(R.T, W.T)
+    k = len(T) - bias
+    V = energy[:, 0] + Z[:k].square().sum(0) - (left * prior.square())[:, :k].sum(1)
+    if bias:  # what the ridge of the bias adds to the objective of a head without weights
+        all_, ridge = R[-1, -1] ** -2, left[-1]
+        samples = (all_ - ridge).clamp(min=torch.finfo(T.dtype).tiny)
+        mean = (Z[-1] / R[-1, -1] - ridge * prior[:, -1]) / samples
+        V = V - samples * ridge / all_ * (mean - prior[:, -1]).square()
+    return V[:, None], Z.square().sum(0)[:, None]
+
+
+def variances_of(state: LeastSquaresState, samples: float, bias: bool) -> tuple[float, float]:
+    """The smallest variance of a feature that varies, and the largest, which bound the ridge."""
     k = state.W.shape[1] - bias
     left = state.ridge_left
     R = torch.linalg.inv(square_root(state))  # A = RRᵀ
     squares = (R.square().sum(1) - left)[:k].clamp(min=0) / samples
     variance = squares - ((R[:k] @ R[-1]) / samples).square() if bias else squares
     variance = torch.where(variance > ROUNDING * squares, variance, 0)
-    each = (state.W - prior).square()[:, :k].sum(0)
-    least, most = torch.where(variance > 0, variance, math.inf).min(), variance.max()
-    return Features(*torch.stack((samples * (each * variance).sum(), least, most)).tolist())
+    least, most = torch.stack((torch.where(variance > 0, variance, math.inf).min(), variance.max())).tolist()
+    return least, most
 
 
 def mean_weight(lam: float, steps: int) -> float:
@@ -130,17 +158,15 @@ def mean_weight(lam: float, steps: int) -> float:
     return (1.0 + lam**steps) / (1.0 + lam)
 
 
-def best_ridge(found: Evidence, ridge: float, samples: float, r: float, features: Callable[[], Features]) -> float:
+def best_ridge(found: Evidence, ridge: float, variances: Callable[[], tuple[float, float]]) -> float:
     """ridge* within its bounds, or the present one where that is within a factor of two or the samples do not tell."""
-    determined, residual, weights = found
-    if not weights > 0:
+    if not (found.weights > 0 and found.residual > EXACT):
         return ridge
-    freedom = max(samples - r * (determined + 1.0), LEAST_FREEDOM * samples)
-    best = max(determined, 0.0) * residual / (freedom * weights)
+    best = max(found.determined, 0.0) * found.residual / (found.freedom * found.weights)
     if is_near(best, ridge):
         return ridge
-    explained, least, most = features()
-    if not (most > 0 and residual > EXACT * explained):
+    least, most = variances()
+    if not most > 0:
         return ridge
     best = min(max(best, LEAST * least), MOST * most)
     return ridge if is_near(best, ridge) else min(max(best, ridge / MOST_CHANGE), ridge * MOST_CHANGE)
@@ -154,18 +180,42 @@ def is_near(best: float, ridge: float) -> bool:
 def best_choice(
     state: LeastSquaresState, initial: Tensor, choice: Choice, samples: float, r: float, kappa: float, bias: bool
 ) -> Choice:
-    """The choice that follows from a state with the present one: another scale, or another ridge, or the present."""
-    scale = best_scale(state, initial, choice.scale, bias)
-    if abs(scale - choice.scale) > MOVED:
-        return choice._replace(scale=scale)
-    prior, ridge = about(initial, choice.scale, bias), choice.ridge / kappa
+    """The choice that follows from a state with the present one, which is returned itself where nothing changes."""
+    held, ridge = choice.scale.to(initial), choice.ridge / kappa
     each = torch.full_like(state.ridge_left, ridge)
     if bias:
         each[-1] = state.ridge_left[-1]
-    state = with_ridge(state, prior, each, prior)
-    found = evidence_of(state, prior, bias)
-    best = best_ridge(found, ridge, samples, r, lambda: features_of(state, prior, samples, bias))
-    return choice if best == ridge else choice._replace(ridge=kappa * best)
+    state = with_ridge(state, initial * held, each, initial * held)
+    found = evidence_of(state, initial, held, samples, r, bias)
+    best = best_ridge(found, ridge, lambda: variances_of(state, samples, bias))
+    scale = torch.where((found.scale - held).abs() > MOVED, found.scale, held)
+    if best == ridge and torch.equal(scale, held):
+        return choice
+    return choice._replace(ridge=choice.ridge if best == ridge else kappa * best, scale=scale)
+
+
+def first_ridge(features: Tensor, weight: Tensor | None) -> float:
+    """The ridge with which a head starts that learns these features (..., k) first."""
+    x = features.detach().reshape(-1, features.shape[-1])
+    x = (x if x.device.type == "mps" else x.double()).square()
+    mean = float(x.mean() if weight is None else (x * weight.detach().reshape(-1, 1)).mean())
+    return min(START, max(START_SQUARES * mean, LEAST_START)) if mean > 0 else START
+
+
+def ridge_of_bias(given: BiasRidge, ridge: float, dtype: torch.dtype) -> BiasRidge:
+    """The setting of the bias for this ridge of the weights: by default as small beside it as at the start."""
+    return given if given is not None else bias_bounds(None, dtype)[1] * min(1.0, ridge / START)
+
+
+def started(state: LeastSquaresState, prior: Tensor, ridge: Tensor, bias: bool) -> LeastSquaresState | None:
+    """The state with another ridge (p,), however much smaller; None: a feature was other than 0 before."""
+    T, left = square_root(state).clone(), state.ridge_left.clone()
+    k = len(T) - bias
+    if int(T[:, :k].count_nonzero()) > k:
+        return None
+    T[:, :k] *= (left[:k] / ridge[:k]).sqrt()
+    left[:k] = ridge[:k]
+    return with_ridge(LeastSquaresState(T, state.W, None, state.energy, left), prior, ridge, prior)
 
 
 def best_state(
@@ -184,10 +234,12 @@ def best_state(
     """
     for _ in range(ROUNDS):
         found = best_choice(state, initial, choice, samples, r, kappa, bias)
-        if found == choice:
+        if found is choice:
             break
-        old, new = about(initial, choice.scale, bias), about(initial, found.scale, bias)
-        state, choice = with_ridge(state, old, ridge_of(found.ridge), new), found
+        old, new = initial * choice.scale.to(initial), initial * found.scale
+        # Another prior of one output changes no other output: forgetting may have left less than the whole ridge.
+        ridge = state.ridge_left if found.ridge == choice.ridge else ridge_of(found.ridge)
+        state, choice = with_ridge(state, old, ridge, new), found
     return state, choice
 
 

@@ -406,14 +406,20 @@ def unlearn(
     Subtracting from a curvature loses digits where these rows made it many orders larger. The share that is lost is
     known: eps over the smallest eigenvalue that remains of 1, times 10p or, for large rows, times |F| for the F of a
     head that knows its ridge alone, by which learning them rounded. Above UNLEARN_TOLERANCE an error is raised.
+    Where the rows are all that was learned, the state is that before any data.
     """
     T, W = square_root(state), state.W
     F, E = Phi @ T.T, Y - Phi @ W.T
     H = identity(len(T), T) - F.T @ F
-    smallest = float(torch.linalg.eigvalsh(H - (T * ridge) @ T.T)[0])  # below 0: less than the ridge alone
-    C, info = torch.linalg.cholesky_ex(H)
     eps = torch.finfo(T.dtype).eps
     tolerance = math.sqrt(eps)
+    excess, moved = H - (T * ridge) @ T.T, W - prior  # beyond the ridge alone
+    if abs(samples - seen) <= tolerance * seen and float(torch.linalg.matrix_norm(excess)) <= tolerance * len(T):
+        pulled = (Y - Phi @ prior.T).T @ F @ T  # by which samples move the weights of a head that knows these alone
+        if torch.allclose(moved, pulled, rtol=0.0, atol=tolerance * float(moved.abs().max() + pulled.abs().max())):
+            return start(prior, ridge)
+    smallest = float(torch.linalg.eigvalsh(excess)[0])  # below 0: less than the ridge alone
+    C, info = torch.linalg.cholesky_ex(H)
     if int(info) or not smallest >= -tolerance or samples > (1 + tolerance) * seen:
         raise ValueError(
             f"features: removing these {len(Phi)} samples would leave less curvature than the prior has (the head "
