@@ -327,10 +327,12 @@ def run(route: Route, table: Scaling, batch: int) -> Outcome:
     if isinstance(head.solver, SelfTuning) and head.solver.chosen[-1].step > AGAIN:
         return Outcome(None, "not compared: another ridge since its first comparison, where the reference has one")
     given = head.solver.ridge if isinstance(head.solver, SelfTuning) else table.ridge
+    of_bias = min(given, 1e-4)
     if getattr(head.solver, "ridge", None) == "evidence":
         given = head.solver.ridge_now
-        prior[:-1] *= head.solver._choice.scale
-    ridge = np.append(np.full(FEATURES, head.scale(given)), head.scale(min(given, 1e-4)))
+        of_bias = min(1e-5 * given, 1e-4)
+        prior *= float(head.solver._choice.scale)
+    ridge = np.append(np.full(FEATURES, head.scale(given)), head.scale(of_bias))
     Phi = extended(np.column_stack([table.X, np.ones(len(table.X))]))
     exact = Phi.dot(head.truth(Phi, extended(Y), batch, extended(ridge), extended(prior)))
     error = float(abs(extended(predicted) - exact).max() / abs(exact).max())

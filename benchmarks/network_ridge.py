@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from measure import machine, missing_runs
 from real_data import HALVES, NUMBER, STREAMS
 from real_streams import Stream
@@ -56,17 +57,14 @@ def look(part: Any, kappa: float) -> None:
     off = W - prior
     residual = max(float((energy - off**2 @ left).sum()), 0.0)
     determined = p - float(left @ B.diagonal())
-    found = evidence.Evidence(determined, residual, float((off**2).sum()))
     A = np.linalg.inv(B)
-
-    def features() -> evidence.Features:
-        variance = np.maximum(A.diagonal() - left, 0.0)[:-1] / n
-        size = float(n * ((off**2).sum(0)[:-1] @ variance))
-        return evidence.Features(size, float(variance[variance > 0].min(initial=math.inf)), float(variance.max()))
-
-    ridge = float(numbers["ridge"])
-    lam = float(numbers["forgetting"])
-    best = kappa * evidence.best_ridge(found, ridge / kappa, n, 1 / (1 + lam) if lam < 1 else 1.0, features)
+    variance = np.maximum(A.diagonal() - left, 0.0)[:-1] / n
+    size = float(n * ((off**2).sum(0)[:-1] @ variance)) or 1.0
+    ridge, lam = float(numbers["ridge"]), float(numbers["forgetting"])
+    freedom = max(n - (determined + 1) / (1 + lam if lam < 1 else 1.0), evidence.LEAST_FREEDOM * n)
+    found = evidence.Evidence(determined, residual / size, float((off**2).sum()) / size, freedom, torch.ones(1, 1))
+    least, most = float(variance[variance > 0].min(initial=math.inf)), float(variance.max())
+    best = kappa * evidence.best_ridge(found, ridge / kappa, lambda: (least, most))
     if best == ridge:
         return
     change = best - left

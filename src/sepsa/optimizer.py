@@ -273,7 +273,7 @@ class SepSA(SavedWithHeads, Generic[S]):
                     with observation:
                         outputs = self.model(inputs)
                         loss = observation.loss(outputs) if loss_fn is None else loss_fn(outputs, targets)
-                    loss.backward()
+                    loss.backward()  # type: ignore[no-untyped-call]
                 self.step()
             except BaseException:
                 observation.undo()

@@ -43,17 +43,19 @@ class RLS(OwnsHead):
     definite.
 
     With `ridge="evidence"` the samples choose the ridge: it is the variance of the noise over that of the weights, both
-    of which the state determines, and `prior` is the initial weights times a factor in [0, 1], chosen likewise. Every
-    change is exact, as if the head had had that ridge from the first sample on. `ridge_now` is the present one.
+    of which the state determines, and the `prior` of an output is its initial weights times a factor in [0, 1], chosen
+    likewise. Every change is exact, as if the head had had that ridge from the first sample on. The unit of a target
+    changes no other output. `ridge_now` is the present ridge.
 
     Args:
         ridge: Strength of the pull towards the initial weights; 1 has the weight of one sample of unit features.
             "evidence": chosen after 8, 16, 32, ... samples, and four times in the memory of a head that forgets. It
-            starts at 10 and stays between 1e-4 times the smallest and 1e6 times the largest variance of a feature.
+            starts at 10, or at 1,000 times the mean square of the first features where that is less, and stays between
+            1e-4 times the smallest and 1e6 times the largest variance of a feature.
         forgetting: Factor in (0, 1] on the weight of earlier samples, once per update; below 1 the head follows changes
             of the data and of the body.
         bias_ridge: Ridge of the bias. None: 1e-4 (1e-3 in float32) or `ridge`, whichever is smaller, so that targets
-            may have an offset; "ridge": `ridge`.
+            may have an offset, and by evidence in proportion to a ridge below 10; "ridge": `ridge`.
         noise_factor: With `ridge="evidence"`, a factor on the variance of the noise that the residuals show. A body
             that learns below the head fits the same samples, which they do not show; 8 is by comparison
             (benchmarks/defaults.py). Choose 1 for features that nothing changes.

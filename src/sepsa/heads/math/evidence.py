@@ -119,7 +119,8 @@ def evidence_of(
     varies = max(ROUNDING, 8 * torch.finfo(V.dtype).eps) * whole < V
     share = varies / torch.where(varies, V, 1) / varies.sum().clamp(min=1)
     sums = determined, (share * residual).sum(), (share * distance[:, :k]).sum(), freedom
-    return Evidence(*torch.stack(sums).tolist(), torch.where(told, best.clamp(0, 1), scale))
+    gamma, unexplained, weights, left_over = torch.stack(sums).tolist()
+    return Evidence(gamma, unexplained, weights, left_over, torch.where(told, best.clamp(0, 1), scale))
 
 
 def sums_of_squares(
