@@ -136,7 +136,7 @@ def check_rows(
     if targets is None:
         return
     refuse_inference_mode("learn")
-    if isinstance(targets, Tensor) and targets.ndim and targets.shape[0] != shape[0]:
+    if len(shape) > 1 and isinstance(targets, Tensor) and targets.ndim and targets.shape[0] != shape[0]:
         raise ShapeError(f"targets must have {shape[0]} rows, as the features, got shape {tuple(targets.shape)}")
     if is_integer(targets) and targets.shape in (shape[:-1], (*shape[:-1], 1)):
         raise TypeError(
