@@ -44,7 +44,7 @@ VISITS = 1_200_000  # of rows, over all learners and passes, by a small compiled
 TOLERANCE = 1.02  # of a longer trial's squared error: what makes it worse for one learner is averaged out in several
 ENOUGH = 250  # rows left out determine σ to 4 %, where the folds have no other use
 TRIALS = (64, 16, 4, 1)  # the most passes divided by this
-LOWER = 0.99  # factor of the error by which it must have fallen for more passes to be tried
+LOWER, LOWER_ALONE = 0.99, 0.95  # factors of the error, and of that of the networks alone, by which it must have fallen
 COMPARED = 500  # rows on which members are compared
 INFLATIONS = [2**k for k in range(17)]
 LARGEST_GROWTH = 16.0  # c φᵀBφ of a typical row: from there on the variance goes with φᵀBφ alone
@@ -140,10 +140,13 @@ class Trial(NamedTuple):
     leverages: Floats
     mixture: Mixture | None  # where there are other experts than the network
     error: float  # squared, of the predictions
+    alone: float  # that of the networks, without the other experts
 
     def falls(self, before: Trial | None) -> bool:
-        """Whether the error has fallen."""
-        return before is None or not math.isfinite(before.error) or self.error < LOWER * before.error
+        """Whether the error has fallen, or that of the networks: they may be still too poor to count among experts."""
+        if before is None or not math.isfinite(before.error):
+            return True
+        return self.error < LOWER * before.error or self.alone < LOWER_ALONE * before.alone
 
 
 def fit(
@@ -236,16 +239,17 @@ def judged(job: Job, experts: list[StreamLearner] | None, networks: list[StreamL
         for network, fold in zip(networks, folds, strict=True)
         for _, part in row_parts(compared.X[fold])
     ]
-    means, leverages = (np.concatenate(part) for part in zip(*parts, strict=True))
-    mixture = None
+    alone, leverages = (np.concatenate(part) for part in zip(*parts, strict=True))
+    means, mixture = alone, None
     if experts is not None:
         members = with_networks(experts, networks)
         mixture = Mixture.of(members, *left_out, [len(fold) for fold in folds])
         means = mixture.predictions
     gain = error_weights(networks[0], compared)
     with np.errstate(all="ignore"):
-        error = float(np.average((left_out.Y - means) ** 2 @ gain, weights=left_out.weight))
-    return Trial(job.schedule.passes, networks, means, leverages, mixture, error)
+        squares = [(left_out.Y - each) ** 2 @ gain for each in (means, alone)]
+    errors = [float(np.average(each, weights=left_out.weight)) for each in squares]
+    return Trial(job.schedule.passes, networks, means, leverages, mixture, *errors)
 
 
 def with_networks(experts: list[StreamLearner], networks: list[StreamLearner]) -> list[StreamLearner]:
