@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference import candidate_weights, nearest_targets, ridge_regression, stack_weights, tree_gains
+from reference import candidate_weights, log_evidence, nearest_targets, ridge_regression, stack_weights, tree_gains
 from sepsa import SepSAClassifier, SepSARegressor
 from sepsa.river import SepSAClassifier as RiverClassifier
 from sepsa.river import SepSARegressor as RiverRegressor
 from sepsa.stream.engine import Engine
-from sepsa.stream.experts import EXPERTS, bayes, logistic, neighbours, products, stack, tree_growth, tree_parts
+from sepsa.stream.experts import EXPERTS, bayes, linear, logistic, neighbours, products, stack, tree_growth, tree_parts
 from sepsa.stream.kernels import head
 from sepsa.stream.kernels import weigh as kernels_weigh
 from sepsa.stream.kernels.compilation import compiled
@@ -140,7 +140,7 @@ def test_boosted_trees_each_fit_what_those_before_leave(m):
     Y = 5 + np.abs(X[:, :m]) + rng.normal(size=(300, m))
     learner = StreamLearner(3, m, regression=True, trees=40, **OPTIONS)
     learner.learn(X, Y, weight)
-    learner.engine.fit_experts()
+    learner.fit_experts(X, Y, np.ones(len(X)))
     part = learner.engine.memory.of("trees")
     leaves, values, omega = part("LEAF_OF_ROW")[:, :300], part("VALUES"), part("WEIGHTS")[:300].astype(float)
     left = part("TARGETS")[:300].astype(float)
@@ -350,11 +350,11 @@ def test_a_state_that_points_outside_is_refused():
 
 def test_an_engine_has_the_experts_of_its_table():
     X, y = steps(60)
-    few = tuple(expert for expert in EXPERTS if expert.name != "mean")
+    few = tuple(expert for expert in EXPERTS if expert.name != "linear")
     engine = Engine(4, 1, experts=True, table=few)
     engine.learn(X, y[:, None])
     copy = pickle.loads(pickle.dumps(engine))
-    assert "mean" not in copy.chosen["experts"]
+    assert "linear" not in copy.chosen["experts"]
     assert list(copy.chosen["experts"]) == list(engine.chosen["experts"])
     assert np.array_equal(copy.learn(X, y[:, None]), engine.learn(X, y[:, None]))
 
@@ -390,3 +390,30 @@ def test_hostile_rows_through_river(classes):
         sizes += [len(pickle.dumps(model))] if i in (1_500, 3_999) else []
     assert np.mean(right) > 0.8 if classes else np.mean(right) < 3.0
     assert max(sizes) < 5e6  # 16,384 rows of 16 inputs, with 80 further bytes each, are 1.6e6 of them
+
+
+@pytest.mark.parametrize(("n", "d", "noise"), [(60, 4, 3.0), (200, 12, 0.5), (40, 30, 5.0), (300, 3, 100.0)])
+def test_the_linear_head_of_fit_is_that_of_largest_evidence(n, d, noise):
+    rng = np.random.default_rng(n)
+    X = rng.standard_normal((n, d)) @ rng.standard_normal((d, d))
+    Y = X @ rng.standard_normal((d, 1)) + noise * rng.standard_normal((n, 1)) + 7.0
+    parts = np.split(np.arange(n), [n // 3])
+    slopes, intercepts = linear.fitted((X[some], Y[some], np.ones(len(some))) for some in parts)
+    Z, T = X - X.mean(0), Y - Y.mean(0)
+    ridges = np.logspace(-4, 6, 2001)
+    best = max(ridges, key=lambda ridge: log_evidence(X, Y, ridge, np.zeros((1, d))))
+    wanted = ridge_regression(Z, T, np.ones(n), np.full(d, best), np.zeros((1, d)))
+    np.testing.assert_allclose(slopes @ Z.T, wanted @ Z.T, atol=0.03 * T.std())
+    np.testing.assert_allclose(slopes @ X.mean(0) + intercepts, Y.mean(0))
+
+
+def test_the_linear_head_of_fit_sees_weights_units_and_constant_targets():
+    rng = np.random.default_rng(0)
+    X, weight = rng.standard_normal((80, 3)), rng.uniform(0.5, 2.0, 80)
+    Y = np.c_[X @ [1.0, -2.0, 0.5] + rng.standard_normal(80), np.full(80, 3.0), rng.standard_normal(80)]
+    slopes, intercepts = linear.fitted([(X, Y, weight)])
+    scaled, _ = linear.fitted([(X, Y * [1.0, 1.0, 1e6], 1e3 * weight)])
+    np.testing.assert_allclose(scaled / [[1.0], [1.0], [1e6]], slopes, rtol=1e-9)
+    assert not slopes[1].any()
+    assert intercepts[1] == pytest.approx(3.0)
+    assert not linear.fitted([(np.zeros((5, 2)), Y[:5], weight[:5])])[0].any()

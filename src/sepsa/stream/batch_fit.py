@@ -1,16 +1,17 @@
 """Training on a table: several passes in mini-batches, by a committee of learners that each leave out a fold of rows.
 
-The rows are cut into ten folds, and learner k is trained without fold k, so that the rows of the fold have a prediction
-by a learner that has never seen them. These predictions determine the number of passes, the weights of the experts and
-the width of intervals. There are five learners, three where rows are many, and all are kept, because the mean of their
-predictions has a smaller error than any one of them.
+The rows are cut into folds, and learner k is trained without fold k, so that the rows of the fold have a prediction by
+a learner that has never seen them. These predictions determine the number of passes, the weights of the experts and the
+width of intervals. Five learners leave out a fifth each; where rows are many, three that leave out a tenth are enough.
+All are kept, because the mean of their predictions has a smaller error than any one of them.
 
 A pass takes the rows in random order, in mini-batches; over T passes the body's rate falls as cos from `rate` to zero
 and the head forgets by `forgetting` per mini-batch, because its curvature is that of features which have moved since.
-T is tried in factors of four, each time from the start, as a rate that has fallen cannot be continued; the trials end
-with the first that raises the squared error on rows left out, or does not lower it. These passes are the network's: the
-other experts learn before them, few rows twice, one row after the other as in a stream, then trees are boosted on all
-rows that they keep; the mixture is that of `sepsa.stream.stacking`.
+T is tried in factors of four from 1 on, each time from the start, as a rate that has fallen cannot be continued; the
+trials end with the first that raises the squared error on rows left out, or lowers neither it nor that of the networks.
+These passes are the network's: the other experts learn before them, few rows twice, one row after the other as in a
+stream, then trees are boosted on all rows that they keep, and targets that are numbers get a linear head whose ridge is
+chosen by evidence; the mixture is that of `sepsa.stream.stacking`.
 
 The variance of a target about the committee's mean is σ² (1 + c φᵀBφ), with φᵀBφ of the head's curvature. c is that
 under which the errors on rows left out are most likely as normal errors, and σ² holds nine tenths of them. These are
@@ -37,13 +38,13 @@ from sepsa.stream.scales import bounded, moments, reciprocal
 from sepsa.stream.stacking import Mixture
 from sepsa.validation import NotFinite
 
-FOLDS = 10
+FOLDS = 10  # of many rows; few have as many as members
 MEMBERS = (3, 5)  # the least and the most; ROWS_OF_MEMBERS / rows in between
 ROWS_OF_MEMBERS = 15_000
 VISITS = 1_200_000  # of rows, over all learners and passes, by a small compiled network: some seconds
 TOLERANCE = 1.02  # of a longer trial's squared error: what makes it worse for one learner is averaged out in several
 ENOUGH = 250  # rows left out determine σ to 4 %, where the folds have no other use
-TRIALS = (64, 16, 4, 1)  # the most passes divided by this
+TRIALS = (1024, 256, 64, 16, 4, 1)  # the most passes divided by this: 1, 2, 7, 25, 100, 400
 LOWER, LOWER_ALONE = 0.99, 0.95  # factors of the error, and of that of the networks alone, by which it must have fallen
 COMPARED = 500  # rows on which members are compared
 INFLATIONS = [2**k for k in range(17)]
@@ -164,8 +165,8 @@ def fit(
     """A committee trained on a table.
 
     `new_network` and `new_mixture` are those of a `Job`. `together` trains one learner on all rows once the folds have
-    decided passes and weights: for a body that does not learn. With `robust`, errors on rows left out
-    are those to bounded targets.
+    decided passes and weights: for a body that does not learn. With `robust`, errors on rows left out are those to
+    bounded targets.
     """
     n = len(table.Y)
     compared = table._replace(Y=bounded(table.Y)) if robust and n > 1 else table
@@ -174,14 +175,15 @@ def fit(
         (learner,) = trained_on_all(job.of_passes(1))
         learner.engine.set_effective_samples(float(table.weight.sum()), learner.noise_variance())
         return FitResult(Committee([learner]), 1, np.empty(0, np.intp), np.empty((0, table.Y.shape[1])))
-    folds = np.array_split(rng.permutation(n), min(n, FOLDS))
-    share = float(table.weight.sum()) * (1.0 if together else 1 - 1 / len(folds))
     few, many = MEMBERS
-    folds = folds[: math.ceil(ENOUGH / len(folds[-1])) if together else max(few, min(many, ROWS_OF_MEMBERS // n))]
+    count = max(few, min(many, ROWS_OF_MEMBERS // n))
+    folds = np.array_split(rng.permutation(n), min(n, FOLDS if together or count < many else many))
+    share = float(table.weight.sum()) * (1.0 if together else 1 - 1 / len(folds))
+    folds = folds[: math.ceil(ENOUGH / len(folds[-1])) if together else count]
     left_out = compared.rows(np.concatenate(folds))
     trials = schedule.trials(n, len(folds) + together) if early_stopping else [schedule.passes]
     experts = None if new_mixture is None else teach_experts(job, folds)
-    progress = Progress("sepsa: fit:", n * len(folds) * sum(trials), after=LONG)
+    progress = Progress("sepsa: fit:", sum(n - len(fold) for fold in folds) * sum(trials), after=LONG)
     job = job._replace(folds=folds, schedule=schedule._replace(progress=progress))
     trial = best_trial(job, experts, trials)
     members = trial.networks if experts is None else with_networks(experts, trial.networks)
@@ -289,7 +291,7 @@ def teach_experts(job: Job, folds: list[Fold]) -> list[StreamLearner]:
         for some, part in row_parts(X, learner.engine.batch_size):
             if not stop.is_set():
                 learner.learn(part, Y[some], weight[some])
-        learner.engine.fit_experts()
+        learner.fit_experts(*job.compared.without(folds[k]))
         return learner
 
     return in_threads(member, len(folds), job.threads)

@@ -27,7 +27,7 @@ from sepsa.states import schema
 from sepsa.stream.engine import Engine
 from sepsa.stream.kernels.parts import Floats
 from sepsa.stream.kernels.robust import HUGE
-from sepsa.stream.rows import column_parts
+from sepsa.stream.rows import column_parts, row_parts
 from sepsa.stream.scales import (
     is_indicator,
     moments,
@@ -243,6 +243,11 @@ class StreamLearner:
         if self.regression and not self.engine.robust:
             self.offset = moments(Y, weight)[0]
         self._fit_scales(X, Y, weight)
+
+    def fit_experts(self, X: Any, Y: Floats, weight: Floats) -> None:
+        """Fit the experts that learn a table at once to rows, dense or sparse, after `learn`."""
+        Y = self._from_offset(Y)
+        self.engine.fit_experts((part, Y[some], weight[some]) for some, part in row_parts(X))
 
     def take_network(self, other: StreamLearner) -> None:
         """Continue with the scales and the network of a learner that differs by its experts alone."""

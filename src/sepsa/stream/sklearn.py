@@ -64,14 +64,15 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
     matrix of SciPy becomes dense a part at a time; the head's state grows as the square of the number of columns, of
     which there may be 2,048: reduce a wider matrix by `TruncatedSVD`.
 
-    The network is one of several experts: neighbours, trees, products of inputs, the last target, the mean and others,
-    stacked and weighted by their errors on rows not yet learned; `chosen_` holds the weight of each. `body="fourier"`
-    is the network alone.
+    The network is one of several experts: neighbours, trees, products of inputs, a linear head, the last target and
+    others, stacked and weighted by their errors on rows not yet learned; `chosen_` holds the weight of each.
+    `body="fourier"` is the network alone.
 
     `fit` trains a network of two layers of 50 GELU units by mini-batches, with a learning rate that falls from 1e-2
-    to 0 and a forgetting of 0.98 per mini-batch; the other experts learn each row, fewer than 3,000 twice, and 120
-    trees are boosted on all of them. `partial_fit` trains 64 random Fourier features by single rows, and mixes several
-    heads, with and without forgetting and hidden units, by their recent errors. These are the meanings of "auto".
+    to 0 and a forgetting of 0.98 per mini-batch; the other experts learn each row, fewer than 3,000 twice, 120
+    trees are boosted on all of them, and the linear head has the ridge of largest evidence. `partial_fit` trains 64
+    random Fourier features by single rows, and mixes several heads, with and without forgetting and hidden units, by
+    their recent errors. These are the meanings of "auto".
     `fit`, then `partial_fit` goes on: what `fit` has trained learns the further rows once, in order, its network with
     one head at a learning rate of 1e-4. `fit` again starts anew.
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from sepsa.jit import compile_kernels
 from sepsa.stream.engine.core import Core
-from sepsa.stream.experts import step, tree_parts, trees
+from sepsa.stream.experts import linear, step, tree_parts, trees
 from sepsa.stream.experts.frame import OWN_CALLS, given
 from sepsa.stream.kernels.memory import view
 from sepsa.stream.kernels.parts import Floats
@@ -108,3 +108,11 @@ def boost_trees(core: Core) -> None:
     memory("GROWTH", "trees")["tree"] = 0
     Kernels(core).run("boost", workspace, np.zeros((1, form.inputs)), None, None, np.empty(1))
     memory.restart("trees", *tree_parts.GROWING)  # whose parts at their start take no place in a file
+
+
+def fit_linear(core: Core, parts: Iterable[tuple[Floats, Floats, Floats]]) -> None:
+    """Fit the linear head to rows, as the experts see them: parts of inputs, targets and weights."""
+    unit, scale = np.sqrt(core.memory("GAIN", "network")), core.memory("SCALE", "mixture")
+    mean = core.memory("MEAN", "network")
+    seen = ((np.nan_to_num(np.clip((X - mean) * scale, -8.0, 8.0)), Y * unit, weight) for X, Y, weight in parts)
+    core.memory("SLOPES", "linear")[:], core.memory("VALUE", "linear")[:] = linear.fitted(seen)

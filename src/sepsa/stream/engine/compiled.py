@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sepsa.stream.engine import saved
-from sepsa.stream.engine.calls import Kernels, RowBuffer, answers, boost_trees
+from sepsa.stream.engine.calls import Kernels, RowBuffer, answers, boost_trees, fit_linear
 from sepsa.stream.engine.core import Form, draw, layers, set_quantiles, set_variance, started, variance
 from sepsa.stream.engine.options import (
     ACTIVATIONS,
@@ -50,7 +50,7 @@ class Engine:
     a scale or weight of zero belongs to an input or target that has been constant so far, and is set by the first value
     that differs.
 
-    With `experts` the network is one expert of several: neighbours, trees, products, the last target, the mean and
+    With `experts` the network is one expert of several: neighbours, trees, products, the last target, a linear head and
     others (`sepsa.stream.experts`). Choose them for targets that a small
     smooth network fits badly: thresholds, many clusters, products of inputs, targets that persist, also those of a key
     that indicators among the inputs give, logits that are linear. The network learns as it does alone; predictions are
@@ -254,9 +254,14 @@ class Engine:
         """The answers (n, experts, outputs) of all experts to rows (n, inputs), in deviations of the outputs."""
         return answers(self._core, self._ready(), X)
 
-    def fit_experts(self) -> None:
-        """Grow all trees anew, each once on the rows that are stored, by boosting."""
+    def fit_experts(self, parts: Iterable[tuple[Floats, Floats, Floats]]) -> None:
+        """Grow all trees anew, each once on the rows that are stored; for numbers fit a linear head to these rows.
+
+        They come in parts of inputs, targets and weights.
+        """
         boost_trees(self._core)
+        if not self.form.settings["classes"]:
+            fit_linear(self._core, parts)
 
     def take_network(self, other: Engine) -> None:
         """Continue with the network and the heads of another engine of the same form."""

@@ -5,7 +5,7 @@ A new expert is a file with what it stores and two kernels, and a row here.
 
 from __future__ import annotations
 
-from sepsa.stream.experts import bayes, logarithm, logistic, neighbours, network, products, simple, trees
+from sepsa.stream.experts import bayes, linear, logarithm, logistic, neighbours, network, products, simple, trees
 from sepsa.stream.experts.frame import Expert
 
 # In the order of their answers; those for classes alone come last.
@@ -15,7 +15,7 @@ EXPERTS: tuple[Expert, ...] = (
     trees.EXPERT,
     products.EXPERT,
     simple.LAST_TARGET,
-    simple.MEAN_TARGET,
+    linear.EXPERT,
     simple.LAST_ERRORS,
     logarithm.EXPERT,
     logistic.EXPERT,

@@ -1,4 +1,4 @@
-"""Experts that are one line each: the last target, the mean of all, and the network's answer plus its last errors."""
+"""Experts that are one line each: the last target, and the network's answer plus its last errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from sepsa.stream.kernels.views import Group
 SLOTS = 64  # of the keys whose last errors are kept
 
 last = Group(given, "last target", Part("VALUE", float, ("outputs",)))
-mean = Group(given, "mean", Part("VALUE", float, ("outputs",)), Part("ROWS", Record(count=float)))
 errors = Group(given, "last errors", Part("KEYED", float, (SLOTS, "outputs")), work("KEY", Record(slot=int)))
 
 
@@ -28,23 +27,6 @@ def learn_last(model, e):
     value, y = last.VALUE(model), row.SEEN(model)
     for k in range(y.size):
         value[k] = y[k]
-    return 0
-
-
-@kernel(cost=0.3)
-def answer_mean(model, e):
-    value, out = mean.VALUE(model), row.ANSWERS(model)[e]
-    for k in range(out.size):
-        out[k] = value[k]
-    return 0
-
-
-@kernel(cost=0.3)
-def learn_mean(model, e):
-    (value, rows), y = mean.views("VALUE ROWS", model), row.Y(model)
-    rows.count += 1.0
-    for k in range(y.size):
-        value[k] += (y[k] - value[k]) / rows.count
     return 0
 
 
@@ -75,5 +57,4 @@ def learn_errors(model, e):
 
 
 LAST_TARGET = Expert(last, answer_last, learn_last)
-MEAN_TARGET = Expert(mean, answer_mean, learn_mean)
 LAST_ERRORS = Expert(errors, answer_errors, learn_errors)
