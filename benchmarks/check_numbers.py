@@ -76,7 +76,7 @@ PRINTS = {
         "printed_pages",
         "dayahead",
         "m4",
-        "forecast_parts",
+        "forecast_path",
     )
 }
 COMMANDS = {"python -m reproduction report": "results/table3.json"}

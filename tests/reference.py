@@ -361,51 +361,13 @@ def changes_of_inputs(E: Matrix, periods: list[int]) -> Matrix:
     return np.divide(change, np.sqrt(squares), out=np.zeros_like(change), where=squares > 0)
 
 
-def smoothed_trend(y: Matrix, to_level: float, to_trend: float, ahead: int) -> Matrix:
-    """The forecasts (ahead,) by exponential smoothing with a trend, in the textbook form."""
+def smoothed_trend(y: Matrix, to_level: float, to_trend: float, damping: float, ahead: int) -> Matrix:
+    """The forecasts (ahead,) by exponential smoothing with a damped trend, in the textbook form."""
     level, trend = y[0], 0.0
     for value in y[1:]:
-        before, level = level, to_level * value + (1 - to_level) * (level + trend)
-        trend = to_trend * (level - before) + (1 - to_trend) * trend
-    return level + trend * np.arange(1, ahead + 1)
-
-
-def smoothed_season(y: Matrix, period: int, rates: Any, ahead: int, damping: float = 0.98) -> Matrix:
-    """The forecasts (ahead,) by smoothing with a damped trend and a season, at rates (3,) of each row, or of all.
-
-    It begins with the first two seasons: their difference is the trend, their mean without it the season.
-    """
-    first, second = y[:period], y[period : 2 * period]
-    trend = (second.mean() - first.mean()) / period
-    season = (first + second) / 2 - (first + second).mean() / 2 - trend * (np.arange(period) - (period - 1) / 2)
-    level = (first + second).mean() / 2 + trend * (period - 0.5)
-    rates = np.broadcast_to(rates, (len(y), 3))
-    for t in range(2 * period, len(y)):
-        (to_level, to_trend, to_season), before, slot = rates[t], level, t % period
-        level = to_level * (y[t] - season[slot]) + (1 - to_level) * (level + damping * trend)
+        before, level = level, to_level * value + (1 - to_level) * (level + damping * trend)
         trend = to_trend * (level - before) + (1 - to_trend) * damping * trend
-        season[slot] += to_season * (y[t] - level - season[slot])
-    steps = np.arange(1, ahead + 1)
-    return level + trend * np.cumsum(damping**steps) + season[(len(y) - 1 + steps) % period]
-
-
-def smoothing_rates(y: Matrix, period: int, first: Matrix, variance: float) -> Matrix:
-    """The rates (n, 3) of smoothing at each row: Gauss-Newton steps of their log-odds, by differences of forecasts."""
-    odds = np.tile(np.log(first / (1 - first)), (len(y) + 1, 1))
-    information, square, by = np.eye(3) / variance, 0.0, 1e-5
-
-    def forecast(t: int, more: Any) -> float:
-        return float(smoothed_season(y[:t], period, 1 / (1 + np.exp(-odds[:t] - more)), 1)[0])
-
-    for t in range(2 * period, len(y)):
-        error = y[t] - forecast(t, 0.0)
-        slopes = np.array([(forecast(t, row) - forecast(t, -row)) / (2 * by) for row in by * np.eye(3)])
-        rows = t - 2 * period
-        square += max(0.02, 1 / (rows + 1)) * (min(error**2, 9 * square) - square) if square else error**2
-        information += np.outer(slopes, slopes) / square
-        step = np.clip(error / square**0.5, -3, 3) * slopes / square**0.5
-        odds[t + 1] = odds[t] + np.linalg.solve(information, step)
-    return 1 / (1 + np.exp(-odds))
+    return level + trend * np.cumsum(damping ** np.arange(1.0, ahead + 1))
 
 
 def nearest_targets(X: Matrix, Y: Matrix, omega: Matrix, z: Matrix, width: Matrix, count: int) -> Matrix:

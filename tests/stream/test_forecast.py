@@ -23,15 +23,13 @@ from reference import (
     changes_of_inputs,
     faded_rows,
     late_regression,
-    smoothed_season,
     smoothed_trend,
-    smoothing_rates,
 )
 from sepsa import SepSAForecaster, SepSAPanelForecaster
 from sepsa.checkpoint import CheckpointError
 from sepsa.stream.forecast import history
-from sepsa.stream.forecast.kernels import choice, explain, heads, parts, smoothing, step
-from sepsa.stream.forecast.model import ForecastModel, Settings, joint_terms, own_terms
+from sepsa.stream.forecast.kernels import choice, explain, heads, parts, step
+from sepsa.stream.forecast.model import ForecastModel, Settings, own_terms
 from sepsa.stream.forecast.seasons import find_seasons
 from sepsa.stream.kernels import head, weigh
 from sepsa.stream.keyed import KeyedLearner
@@ -53,8 +51,8 @@ def forecaster(**options):
     return SepSAForecaster(**({"horizon": 4, "lags": 6, "seasons": (12,), "ridge": 1.0} | options))
 
 
-def inputs(model, family, g, z):
-    """The inputs (n, p) of a group of heads, by the terms that name them."""
+def inputs(model, j, z):
+    """The inputs (n, p) of the heads of series j, by the terms that name them."""
     rows = len(z)
     angles = 2 * np.pi / 7 * np.outer(np.arange(rows), range(1, 5))
     common = np.column_stack([np.ones(rows), *(f(angles[:, k]) for k in range(4) for f in (np.sin, np.cos))])
@@ -63,7 +61,7 @@ def inputs(model, family, g, z):
         less = z[max(t - term.less_ago, 0), term.less] if term.less_ago >= 0 else 0
         return (z[max(t - term.ago, 0), term.series] - less) * (common[t, term.factor] if term.factor >= 0 else 1)
 
-    terms = model.settings.terms()[family][g]
+    terms = model.settings.terms()[j]
     return np.hstack([[[value(t, term) for term in terms] for t in range(rows)], common])
 
 
@@ -83,19 +81,17 @@ def test_each_step_has_the_weights_of_ridge_regression_and_no_ridge_sinks_below_
     model, earlier = ForecastModel(settings_of_model), ForecastModel(settings_of_model)
     model.learn(z, np.empty((rows, 0)))
     earlier.learn(z[: rows - ahead], np.empty((rows - ahead, 0)))
-    for family in (parts.OWN, parts.JOINT):
-        plan, W = model.memory.of("plan", family), model.memory("W", "heads", family)
-        for g, targets in enumerate(plan("TARGETS")):
-            X = inputs(model, family, g, z)
-            U, D = (earlier.memory(name, "heads", family)[0, g] for name in "UD")
-            left = ridge_left(U, D, X[: rows - ahead], forgetting)
-            # The inverse loses digits with the size of the information, about 1e4 here.
-            np.testing.assert_allclose(left, np.diag(np.diag(left)), atol=1e-6)
-            assert (np.diag(left) >= 0.5 * plan("RIDGE") - 1e-6).all()
-            assert (np.diag(left) <= plan("RIDGE") + 1e-6).all()
-            for i, j in enumerate(targets):
-                expected = late_regression(X, z[:, j], ahead, forgetting, np.diag(left))
-                np.testing.assert_allclose(W[0, g, i, ahead - 1], expected, rtol=1e-5, atol=1e-6)
+    ridge, W = model.memory("RIDGE", "fixed"), model.memory("W", "heads")
+    for j in range(2):
+        X = inputs(model, j, z)
+        U, D = (earlier.memory(name, "heads")[0, j] for name in "UD")
+        left = ridge_left(U, D, X[: rows - ahead], forgetting)
+        # The inverse loses digits with the size of the information, about 1e4 here.
+        np.testing.assert_allclose(left, np.diag(np.diag(left)), atol=1e-6)
+        assert (np.diag(left) >= 0.5 * ridge - 1e-6).all()
+        assert (np.diag(left) <= ridge + 1e-6).all()
+        expected = late_regression(X, z[:, j], ahead, forgetting, np.diag(left))
+        np.testing.assert_allclose(W[0, j, ahead - 1], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("forgetting", "lags"), [(0.98, 100), (0.95, 60)])
@@ -104,7 +100,7 @@ def test_no_ridge_sinks_below_half_while_nothing_is_learned(forgetting, lags):
     model = ForecastModel(Settings(1, 0, 2, lags, (), (forgetting,), 2.0))
     for _ in range(12):
         model.learn(np.zeros((40, 1)), np.empty((40, 0)))
-        left = 1 / model.memory("D", "heads", parts.OWN)[0, 0, 1:lags]
+        left = 1 / model.memory("D", "heads")[0, 0, 1:lags]
         assert left.min() >= 1.0
         assert left.max() <= 2.0 * (1 + 1e-9)
 
@@ -155,7 +151,7 @@ def test_the_kernels_as_plain_python_forecast_the_same_and_stay_within_their_arr
     y, x = series(40), np.random.default_rng(0).normal(size=(40, 1))
     small = {"horizon": 3, "lags": 4, "seasons": (5, 7)}
     compiled = [forecaster(**small).prequential(y), forecaster(**small).prequential(y, x, known_ahead=True)]
-    for module in (head, weigh, heads, smoothing, choice, explain, step):
+    for module in (head, weigh, heads, choice, explain, step):
         for name, function in list(vars(module).items()):
             if hasattr(function, "py_func"):
                 monkeypatch.setattr(module, name, function.py_func)
@@ -195,7 +191,6 @@ def test_inputs_are_lags_less_the_value_changes_of_others_and_both_by_the_time_o
     by_season = own_terms(0, 1, 96, 24)[96:]
     assert {(term.ago, term.less_ago) for term in by_season} == {(0, k) for k in (-1, 1, 2, 3, 23, 24, 25)}
     assert {term.factor for term in by_season} == {1, 2, 3, 4}
-    assert {term.less_ago for term in joint_terms(1, 9, 4)} == {-1, *range(1, 9)}
 
 
 @pytest.mark.parametrize(
@@ -246,16 +241,16 @@ def test_a_damaged_state_is_refused_by_its_name_and_changes_nothing():
     good, before = model.state_dict(), copy.deepcopy(model.state_dict())
     negative, huge, more = (lambda old: -old), (lambda old: 0 * old + 1e15), (lambda old: old + 1000)
     for part, name, damage in (
-        ("own", "U", lambda old: np.full_like(old, np.nan)),
-        *((part, name, negative) for part, name in (("own", "D"), ("shared", "QUANTILES"), ("shared", "SCALE"))),
+        ("heads", "U", lambda old: np.full_like(old, np.nan)),
+        *((part, name, negative) for part, name in (("heads", "D"), ("shared", "QUANTILES"), ("shared", "SCALE"))),
         ("stack", "D", lambda old: 0 * old),
         ("shared", "SCALE", lambda old: 0 * old + 1e-300),
         ("shared", "COUNTS", lambda old: old + 10**15),
         ("exogenous", "TURN", lambda old: old - 1),
         *(("shared", name, huge) for name in ("SCALE", "LAGS", "SIZE")),
-        *((part, name, more) for part, name in (("own", "FIRST"), ("shared", "JUDGED"))),
+        *((part, name, more) for part, name in (("heads", "FIRST"), ("shared", "JUDGED"))),
         ("stack", "PROFILE", huge),
-        ("joint", "W", lambda old: old[:, :, :1]),
+        ("heads", "W", lambda old: old[:, :, :1]),
     ):
         value = damage(good["model"][part][name])
         damaged = good | {"model": good["model"] | {part: good["model"][part] | {name: value}}}
@@ -381,12 +376,12 @@ def test_exogenous_inputs_known_ahead_explain_what_lags_cannot():
 @settings(max_examples=8, deadline=None)
 @given(st.integers(0, 10**6), st.integers(20, 200))
 def test_inputs_explain_by_the_weighted_mean_of_three_ways(seed, rows):
-    """By a regression on inputs, by one on their changes, and by one of the change of the series since a season ago."""
+    """By nothing, by a regression on their changes, and by one of the change of the series since a season ago."""
     rng = np.random.default_rng(seed)
     z, E = rng.normal(size=rows + 6), rng.normal(size=(rows + 6, 2)).cumsum(0)
     model = ForecastModel(Settings(1, 2, 6, 3, (4.0, 9.0), (0.99,), 2.0))
     model.learn(z[:rows, None], E[:rows])
-    inputs, ways = model.memory.of("exogenous"), model.memory.of("changes")
+    ways = model.memory.of("exogenous")
     D = changes_of_inputs(E[:rows], [4, 9])
     left = ridge_left(ways("U"), ways("D"), D, 0.9998)
     np.testing.assert_allclose(left, np.diag(np.diag(left)), atol=1e-6)
@@ -398,10 +393,9 @@ def test_inputs_explain_by_the_weighted_mean_of_three_ways(seed, rows):
     explained, _ = model.forecast(E[rows:])
     for h in range(6):
         t = rows + h
-        x = (E[t] - inputs("MEAN")) / np.sqrt(inputs("VARIANCE"))
-        d = np.hstack([E[t] - E[t - 4], E[t] - E[t - 9]]) / np.sqrt(ways("VARIANCE"))
+        d = np.hstack([E[t] - E[t - 4], E[t] - E[t - 9]]) / np.sqrt(ways("SQUARES"))
         last = z[t - 4] if h < 4 else z[t - 8]
-        by = [inputs("W")[0, h] @ x, ways("W")[0, h] @ d, last + season @ d - made[0, h]]
+        by = [0.0, ways("W")[0, h] @ d, last + season @ d - made[0, h]]
         mean = candidate_weights(ways("LOSS")[0, h], 10.0, 1e-300, 0.0) @ by
         assert explained[0, h] - made[0, h] == pytest.approx(mean, rel=1e-6, abs=1e-9)
 
@@ -424,6 +418,63 @@ def test_changes_of_inputs_since_a_day_ago_explain_those_of_a_series():
     model = forecaster(horizon=24, seasons=(24,))
     model.update(y[:2000], x[:2000])
     np.testing.assert_allclose(model.predict(24, x[2000:2024]), made[1999], rtol=1e-3)
+
+
+def test_inputs_that_explain_nothing_cost_nothing():
+    rng = np.random.default_rng(0)
+    y = 3 * np.sin(2 * np.pi * np.arange(1500) / 12) + rng.normal(size=1500)
+    for X in (rng.normal(size=(1500, 3)), rng.normal(size=(1500, 2)).cumsum(0)):
+        for seasons in ((12,), ()):
+            alone, beside = (
+                forecaster(seasons=seasons, lags=24).prequential(y, inputs, known_ahead=inputs is not None)
+                for inputs in (None, X)
+            )
+            assert error(beside, y, 500) < 1.02 * error(alone, y, 500)
+
+
+def test_errors_are_those_of_the_forecasts_that_were_made():
+    y, x = changing_inputs()
+    for ahead in (False, True):
+        model = forecaster(horizon=24, seasons=(24,), known_ahead=ahead)
+        made = model.prequential(y, x)
+        for h in (0, 11):
+            recent = np.abs(made[2000 : -h - 1, h] - y[2001 + h :]).mean()
+            assert model.errors_["forecast"][0, h] == pytest.approx(recent, rel=0.25)
+
+
+def test_intervals_know_the_hour_at_which_errors_are_large():
+    rng, hour = np.random.default_rng(0), np.arange(24 * 150) % 24
+    y = np.sin(2 * np.pi * hour / 24) + np.where((hour >= 7) & (hour < 20), 1.0, 0.1) * rng.normal(size=hour.size)
+    _, low, high = SepSAForecaster(4, seasons=(24,)).prequential(y, coverage=0.9)
+    for h in range(4):
+        first = 24 * 60
+        inside = (low[first : -h - 1, h] <= y[first + h + 1 :]) & (y[first + h + 1 :] <= high[first : -h - 1, h])
+        shares = [inside[hour[first + h + 1 :] == k].mean() for k in range(24)]
+        assert min(shares) > 0.78
+        assert np.mean(inside) == pytest.approx(0.9, abs=0.02)
+
+
+def test_an_event_that_comes_again_at_its_hour_is_learned_and_a_single_one_is_not():
+    rng, hour = np.random.default_rng(0), np.arange(24 * 90) % 24
+    y = rng.normal(size=hour.size)
+    job = y + np.where(hour == 2, 60.0, 0.0) * (np.arange(hour.size) > 24 * 20)
+    model = SepSAForecaster(6, seasons=(24,))
+    made = model.prequential(job)
+    late = np.flatnonzero(hour == 2)[-20:]
+    assert np.abs(made[late - 1, 0] - job[late]).mean() < 6.0
+    assert model.outliers_ < 10
+    once = y.copy()
+    once[24 * 50 + 2] += 60.0
+    model = SepSAForecaster(6, seasons=(24,))
+    assert np.abs(model.prequential(once)[24 * 50 + 2 :]).max() < 6.0
+    assert model.outliers_ == 1
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1.0, 1e6])
+def test_a_series_that_begins_with_zeros_is_forecast_alike_in_every_unit(unit):
+    y = np.append(np.zeros(300), 50.0 + day_and_week(400))
+    expected, made = small().prequential(y), small().prequential(unit * y)
+    np.testing.assert_allclose(made, unit * expected, rtol=1e-6, atol=1e-6 * unit)
 
 
 @pytest.mark.parametrize("coverage", [0.05, 0.5, 0.8, 0.9, 0.999])
@@ -511,18 +562,13 @@ def test_a_trend_is_followed_at_every_step(seasons):
     assert np.abs(made - y[148:]).max() < 5  # the last value is wrong by 24, and that of a season too
 
 
-def test_exponential_smoothing_equals_its_textbook_form_at_rates_by_gauss_newton_steps():
+def test_exponential_smoothing_equals_its_textbook_form():
     t, rng = np.arange(150), np.random.default_rng(0)
     y = 0.3 * t + 10 * np.sin(2 * np.pi * t / 12) + rng.normal(size=150) + rng.normal(size=150).cumsum()
     model = SepSAForecaster(5, seasons=(12,)).fit(y)._model
     shared, stack = model.memory.of("shared"), model.memory.of("stack")
     made = stack("SMOOTHED")[149 % 5, 0] * shared("SCALE") + shared("MEAN")
-    rates = smoothing_rates(y, 12, np.array([0.5, 0.05, 0.3]), 0.15)
-    assert np.abs(np.log(rates[-1] / rates[0])).min() > 0.02  # all follow the data
-    # The differences are wrong by some 1e-10 of the forecasts.
-    np.testing.assert_allclose(1 / (1 + np.exp(-stack("ODDS")[0])), rates[-1], rtol=1e-6)
-    np.testing.assert_allclose(made[:, 0], smoothed_trend(y, 0.95, 0.2, 5), rtol=1e-9)
-    np.testing.assert_allclose(made[:, 1], smoothed_season(y, 12, rates[:-1], 5), rtol=1e-6)
+    np.testing.assert_allclose(made, smoothed_trend(y, 0.95, 0.5, 0.95, 5), rtol=1e-9)
 
 
 def test_river_evaluates_it():

@@ -74,8 +74,8 @@ class SepSAForecaster(Saves):
             three blocks, those of a season ago, and inputs. `fit` is its `fit`, `update` its `partial_fit`.
         start: The row of the day, counted from midnight, at which a block begins; without times, the number of rows
             before the first block. With `every` alone.
-        known_ahead: Whether exogenous inputs are known before the rows that they belong to are forecast. With `every`
-            it decides what is learned; otherwise it is what `prequential` assumes.
+        known_ahead: Whether the exogenous inputs of a row are known before it is forecast. `errors_` are then those of
+            forecasts that use them, and with `every` so is all that is learned.
         seed: Seed of the learner of blocks.
 
     See also:
@@ -98,7 +98,7 @@ class SepSAForecaster(Saves):
         *,
         lags: int | Literal["auto"] = "auto",
         seasons: Sequence[float] | Literal["auto"] = "auto",
-        forgetting: Sequence[float] = (0.9995, 0.9998, 1.0),
+        forgetting: Sequence[float] = (0.9995, 1.0),
         ridge: float = 30.0,
         step: float | str | None = None,
         bounds: tuple[float | None, float | None] = (None, None),
@@ -159,7 +159,7 @@ class SepSAForecaster(Saves):
     def _new_history(self) -> History | BlockHistory:
         """The history of the series and inputs that are named."""
         forgetting, m, q = tuple(map(float, self.forgetting)), len(self._names or ()), len(self._inputs)
-        settings = Settings(m, q, self.horizon, 0, (), forgetting, self.ridge, self._limits)
+        settings = Settings(m, q, self.horizon, 0, (), forgetting, self.ridge, self.known_ahead, self._limits)
         if self.every == 1:
             return History(settings, self.lags, self.seasons)
         from sepsa.stream.forecast.blocks import BlockHistory  # needs scikit-learn
@@ -298,7 +298,7 @@ class SepSAForecaster(Saves):
         horizon: int | None = None,
         times: Times | None = None,
         coverage: None = None,
-        known_ahead: bool = False,
+        known_ahead: bool | None = None,
         every: int = 1,
     ) -> Floats: ...
     @overload
@@ -310,7 +310,7 @@ class SepSAForecaster(Saves):
         horizon: int | None = None,
         times: Times | None = None,
         coverage: float,
-        known_ahead: bool = False,
+        known_ahead: bool | None = None,
         every: int = 1,
     ) -> tuple[Floats, Floats, Floats]: ...
     def prequential(
@@ -321,7 +321,7 @@ class SepSAForecaster(Saves):
         horizon: int | None = None,
         times: Times | None = None,
         coverage: float | None = None,
-        known_ahead: bool = False,
+        known_ahead: bool | None = None,
         every: int = 1,
     ) -> Floats | tuple[Floats, Floats, Floats]:
         """Learn rows in order and return the forecasts made after each of them.
@@ -333,8 +333,8 @@ class SepSAForecaster(Saves):
             times: Times of the rows, as for `learn_one`: an array, a Series, a DatetimeIndex, or the name of a column
                 of the frame Y. None: the DatetimeIndex of a frame, if it has one.
             coverage: A share in (0, 1) to return intervals too; None for none.
-            known_ahead: Whether forecasts use the exogenous inputs of the rows that they forecast; so they do if the
-                constructor says so.
+            known_ahead: Whether forecasts use the exogenous inputs of the rows that they forecast; None for what the
+                constructor says.
             every: Return the forecasts made after every so many rows of Y alone: n // every of them.
 
         Returns:
@@ -346,9 +346,9 @@ class SepSAForecaster(Saves):
         steps, step = self._check_horizon(horizon, self.horizon), at_least("every", every, 1)
         if coverage is not None:
             check_coverage(coverage)
-        if known_ahead and self.every > 1 and not self.known_ahead:
+        ahead = self.known_ahead if known_ahead is None else known_ahead
+        if self.every > 1 and ahead != self.known_ahead:
             raise ValueError("known_ahead must be given to SepSAForecaster where it has every, got it for this call")
-        ahead = known_ahead or self.known_ahead
         table, made, quantiles = self._learn_table(Y, X, times, "forecasts", coverage is not None, ahead)
 
         def shaped(array: Floats) -> Floats:

@@ -26,9 +26,7 @@ STEPS: Floats = (
 )
 KNOWN = len(LEVELS) + 1  # quantiles of errors, and the number of errors
 OPTIONS = np.array(tuple(field.start for field in parts.OPTIONS.fields.values()), parts.OPTIONS.dtype)
-SAVED = {"own": ("heads", parts.OWN), "joint": ("heads", parts.JOINT)} | {
-    name: (name, 0) for name in ("stack", "exogenous", "changes", "shared")
-}
+SAVED = ("heads", "stack", "exogenous", "shared")
 function = lru_cache(8)(ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64))  # of a kernel's address
 
 
@@ -55,21 +53,22 @@ class Settings(NamedTuple):
     seasons: tuple[float, ...]
     forgetting: tuple[float, ...]
     ridge: float
+    known_ahead: bool = False  # whether errors are those of forecasts with the exogenous inputs of their rows
     bounds: tuple[float, float] = (-np.inf, np.inf)
 
     def angles(self) -> list[float]:
         """Radians a row of the sines and cosines: four pairs of a season."""
         return [2 * np.pi * k / period for period in self.seasons for k in range(1, 5)]
 
-    def terms(self) -> list[list[list[Term]]]:
-        """The terms of each group of heads of each family."""
+    def terms(self) -> list[list[Term]]:
+        """The terms of the heads of each series."""
         season = round(self.seasons[0]) if self.seasons else 0
-        own = [own_terms(j, self.series, self.lags, season) for j in range(self.series)]
-        return [own, [joint_terms(self.series, self.lags, season)]]
+        return [own_terms(j, self.series, self.lags, season) for j in range(self.series)]
 
-    def layout(self, terms: list[list[list[Term]]]) -> Layout:
-        """Where a model of these settings, with these terms, stores its parts."""
-        longest = int(max(self.seasons, default=0))
+    def layout(self, terms: int) -> Layout:
+        """Where a model of these settings, whose heads have so many terms, stores its parts."""
+        longest, angles = int(max(self.seasons, default=0)), len(self.angles())
+        features = terms + 1 + 2 * angles + self.exogenous
         sizes = {
             "rows": 0,  # a call says how many
             "series": self.series,
@@ -80,29 +79,20 @@ class Settings(NamedTuple):
             "longest": longest,
             "recent": max(self.lags, (longest or parts.TREND_ROWS) + 2 + self.horizon),
             "levels": len(LEVELS),
-            "angles": len(self.angles()),
-        }
-        families = [self._family(own) for own in terms]
-        return Layout(parts.given, parts.GROUPS, sizes, {"heads": families, "plan": families})
-
-    def _family(self, terms: list[list[Term]]) -> dict[str, int]:
-        """The sizes of a family of heads with these terms."""
-        features = len(terms[0]) + 1 + 2 * len(self.angles()) + self.exogenous
-        return {
-            "groups": len(terms),
-            "targets": self.series // len(terms),
-            "terms": len(terms[0]),
+            "angles": angles,
+            "terms": terms,
             "features": features,
             "above": parts.triangle(features),
             "restored": max(parts.restored_at_once(features, forgetting) for forgetting in self.forgetting),
         }
+        return Layout(parts.given, parts.GROUPS, sizes)
 
 
 @lru_cache(64)
-def form(settings: Settings) -> tuple[Layout, list[list[list[Term]]]]:
+def form(settings: Settings) -> tuple[Layout, list[list[Term]]]:
     """The layout and the terms of models of these settings, which share them."""
     terms = settings.terms()
-    return settings.layout(terms), terms
+    return settings.layout(len(terms[0])), terms
 
 
 class ForecastModel:
@@ -123,25 +113,19 @@ class ForecastModel:
         # Views of a row's every call.
         self._rows, self._address = self.part("COUNTS")["rows"], self._workspace.ctypes.data
 
-    def _write_settings(self, terms: list[list[list[Term]]]) -> None:
+    def _write_settings(self, terms: list[list[Term]]) -> None:
         """Write the parts that follow from the settings, and those that begin with the ridge."""
         memory, settings = self.memory, self.settings
-        for family, groups in enumerate(terms):
-            plan, heads = memory.of("plan", family), memory.of("heads", family)
-            plan("TARGETS")[:] = np.arange(settings.series).reshape(plan("TARGETS").shape)
-            for name, values in zip(parts.TERM, np.moveaxis(np.array(groups), 2, 0), strict=True):
-                plan(name)[:] = values
-            plan("RIDGE")[:] = settings.ridge
-            bias_ridge = 1e-3
-            plan("RIDGE")[len(groups[0])] = min(bias_ridge, settings.ridge)
-            heads("LEFT")[:], heads("D")[:] = plan("RIDGE"), 1 / plan("RIDGE")
-        given = memory.of("fixed")
+        given, bias_ridge = memory.of("fixed"), 1e-3
+        for name, values in zip(parts.TERM, np.moveaxis(np.array(terms), 2, 0), strict=True):
+            given(name)[:] = values
         given("FORGETTING")[:], given("LIMITS")[:] = settings.forgetting, settings.bounds
         given("ANGLES")[:], given("PERIODS")[:] = settings.angles(), settings.seasons
         given("LEVELS")[:], given("STEPS")[:] = LEVELS, STEPS
-        given("EXOGENOUS_RIDGE")[:] = given("CHANGES_RIDGE")[:] = settings.ridge
-        for group, ridge in (("stack", parts.STACK_RIDGE), ("exogenous", settings.ridge), ("changes", settings.ridge)):
-            memory("LEFT", group)[:], memory("D", group)[:] = ridge, 1 / ridge
+        given("RIDGE")[:] = given("CHANGES_RIDGE")[:] = settings.ridge
+        given("RIDGE")[len(terms[0])] = min(bias_ridge, settings.ridge)
+        for group, ridge in (("heads", "RIDGE"), ("stack", "STACK_RIDGE"), ("exogenous", "CHANGES_RIDGE")):
+            memory("LEFT", group)[:], memory("D", group)[:] = given(ridge), 1 / given(ridge)
 
     @property
     def rows(self) -> int:
@@ -173,7 +157,7 @@ class ForecastModel:
         Y, E = np.ascontiguousarray(Y, np.float64), np.ascontiguousarray(E, np.float64)
         out = np.empty((len(Y), m, H))
         quantiles = np.empty((len(Y) if intervals else 0, KNOWN, m, H))
-        self._call["intervals"], self._call["ahead"] = intervals, ahead
+        self._call["intervals"], self._call["ahead"], self._call["known"] = intervals, ahead, self.settings.known_ahead
         at = 0
         while at < len(Y):
             at += self._run(step.learn, len(Y) - at, Y[at:], E[at:], out[at:], quantiles[at:])
@@ -224,7 +208,7 @@ class ForecastModel:
 
     def state_dict(self) -> dict[str, Any]:
         """The parts that learning changes."""
-        return {name: self.memory.save(*group) for name, group in SAVED.items()}
+        return {name: self.memory.save(name) for name in SAVED}
 
     def load_state_dict(self, state_dict: Any, entry: str) -> None:
         """Continue from the result of `state_dict`; a ValueError names the wrong entry and leaves a part of the state.
@@ -232,19 +216,19 @@ class ForecastModel:
         Only a new model loads, which is dropped after an error.
         """
         new = schema.read(entry, state_dict, set(SAVED))
-        for name, (group, copy) in SAVED.items():
-            self.memory.load(new.entries(name, set(self.memory.names(group))), group, copy)
+        for name in SAVED:
+            self.memory.load(new.entries(name, set(self.memory.names(name))), name)
         self._check(new)
 
     def _check(self, new: schema.Entries) -> None:
         """Raise a ValueError for numbers that no learning leaves behind beside those of other parts."""
         part, rows = self.part, self.rows
         observed = 1.0 + np.abs(part("EXTENT")).max(0)
-        for name, (group, copy) in SAVED.items():
-            for each in self.memory.layout.groups[group].parts:
-                if each.kept and each.unit == ("series", 1) and each.name != "STRANGE":
-                    array = np.moveaxis(self.memory(each.name, group, copy), each.shape.index("series"), -1)
-                    most = 1e6 if each.name in ("ENDS", "SEASON", "W") else 1e3
+        for name in SAVED:
+            for each in self.memory.layout.groups[name].parts:
+                if each.kept and each.unit == ("series", 1) and each.name not in ("STRANGE", "EVENT"):
+                    array = np.moveaxis(self.memory(each.name, name), each.shape.index("series"), -1)
+                    most = 1e6 if each.name in ("ENDS", "W") else 1e3
                     if (np.abs(array) > most * observed).any():
                         raise schema.damaged(
                             f"{new.path(name)}[{each.name!r}]", "not so large beside the values observed", "another"
@@ -269,14 +253,6 @@ def own_terms(j: int, series: int, lags: int, season: int) -> list[Term]:
     terms = [Term(j, 0), *(Term(j, k, j, 0) for k in range(1, lags))]
     terms += [Term(i, 0, i, k) for k in changes for i in range(series) if i != j]
     return terms + [Term(j, 0, j, k, factor) for k in (-1, *changes) for factor in (range(1, 5) if season else ())]
-
-
-def joint_terms(series: int, lags: int, season: int) -> list[Term]:
-    """Inputs of the joint heads: the values of all series, and their changes over a few rows and about a season."""
-    s = season or lags
-    changes = [*range(1, 7), s // 2, 3 * s // 4, *range(s - 2, s + 2), 2 * s - 1, 2 * s, 3 * s, 4 * s - 1]
-    kept = [-1, *dict.fromkeys(k for k in changes if 0 < k < lags)]
-    return [Term(i, 0, i, k) for k in kept for i in range(series)]
 
 
 def quantile(known: Floats, level: float, bounds: tuple[float, float]) -> Floats:

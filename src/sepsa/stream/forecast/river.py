@@ -29,7 +29,7 @@ class SepSAForecaster(forecaster.SepSAForecaster, Forecaster):
             three blocks, those of a season ago, and inputs. `fit` is its `fit`, `update` its `partial_fit`.
         start: The row of the day, counted from midnight, at which a block begins; without times, the number of rows
             before the first block. With `every` alone.
-        known_ahead: Whether exogenous inputs are known before the rows that they belong to are forecast. With `every`
-            it decides what is learned; otherwise it is what `prequential` assumes.
+        known_ahead: Whether the exogenous inputs of a row are known before it is forecast. `errors_` are then those of
+            forecasts that use them, and with `every` so is all that is learned.
         seed: Seed of the learner of blocks.
     """

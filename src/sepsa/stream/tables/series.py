@@ -44,7 +44,7 @@ class ForecastTable(SeriesOptions):
     def __init__(self, target: Sequence[str], **options: Any) -> None:
         self.reading = Reading.take(options)
         super().__init__(tuple(target), **options)
-        own = ("target", "time", "inputs", *(() if self.every > 1 else ("known_ahead",)))
+        own = ("target", "time", "inputs")
         self.forecaster = SepSAForecaster(**{k: v for k, v in asdict(self).items() if k not in own})
         self.trace = ErrorTrace()
         self.quarantined = 0
@@ -102,7 +102,8 @@ class ForecastTable(SeriesOptions):
         times = None if self.time is None else np.round(at * 1e6).astype("datetime64[us]") if dated else at
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            made = self.forecaster.prequential(Y, E if self.inputs else None, times=times)
+            ahead = self.known_ahead and self.every > 1  # else forecasts would depend on how rows are divided
+            made = self.forecaster.prequential(Y, E if self.inputs else None, times=times, known_ahead=ahead)
         before = np.vstack([self.next, made[:-1, 0]])
         there = ~np.isnan(Y - before)
         total = np.where(there, np.abs(Y - before), 0.0).sum(1)

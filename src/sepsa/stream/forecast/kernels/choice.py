@@ -2,7 +2,7 @@
 
 Beside the mean of the heads, a stack combines it with what seasons predict: for each series and step a small head. The
 last value and the last value of each season are naive forecasts, alone and with a drift; so is exponential smoothing
-with a trend, without and with a season. The heads are used where their recent errors are significantly smaller than
+with a damped trend. The heads are used where their recent errors are significantly smaller than
 those of the best naive forecast.
 """
 
@@ -31,6 +31,7 @@ from sepsa.stream.forecast.kernels.parts import (
 from sepsa.stream.kernels.compilation import called
 from sepsa.stream.kernels.robust import HUGE
 
+LEVEL, SLOPE = range(2)  # in TREND
 RECENT = 0.99  # discount of the errors by which forecasts are bounded and intervals scaled
 
 exceeds = called(candidates.exceeds)
@@ -77,13 +78,37 @@ def local_drift(periods, lags, h, t, now, last):
 
 @called
 def naive_forecasts(periods, lags, smoothed, h, t, now, last, out):
-    """All naive forecasts of row t by h + 1 steps: last values, these with a local drift, and those smoothed."""
+    """All naive forecasts of row t by h + 1 steps: last values, these with a local drift, and the smoothed one."""
     bases, drift = periods.size + 1, local_drift(periods, lags, h, t, now, last)
     for base in range(bases):
         value, rows = last_value(periods, lags, h, base, t, now, last)
         out[base], out[bases + base] = value, value + rows * drift
-    for i in range(smoothed.size):
-        out[2 * bases + i] = smoothed[i]
+    out[2 * bases] = smoothed
+
+
+@called
+def smooth(model, t):
+    """Let smoothing of a level and a damped slope learn row t, and fill its forecasts, within the bounds of the heads.
+
+    A missing value is the forecast of it: over a gap a trend alone would grow without bounds.
+    """
+    z, trend, extent, H = row.Z(model), stack.TREND(model), shared.EXTENT(model), size.horizon(model)
+    smoothed = stack.SMOOTHED(model)[t % H]
+    to_level, to_slope, damping = 0.95, 0.5, 0.95
+    for j in range(z.size):
+        if t == 0:
+            trend[j, LEVEL] = z[j]
+        trend[j, SLOPE] *= damping
+        trend[j, LEVEL] += trend[j, SLOPE]
+        e = z[j] - trend[j, LEVEL]
+        trend[j, LEVEL] += to_level * e
+        trend[j, SLOPE] += to_level * to_slope * e
+        low, high = 2.0 * extent[0, j] - extent[1, j], 2.0 * extent[1, j] - extent[0, j]
+        slope, made = trend[j, SLOPE], trend[j, LEVEL]
+        for h in range(H):
+            slope *= damping
+            made += slope
+            smoothed[j, h] = min(max(made, low), high)
 
 
 @called
@@ -113,16 +138,16 @@ def learn_stack(model, t, now):
 def follow_candidates(model, t, now):
     """Count the errors of all candidates that have forecast row t."""
     periods = fixed.PERIODS(model)
-    z, there = row.views("Z THERE", model)
+    z, there, missing = row.views("Z THERE OFF", model)
     naive, typical, missed, known, leaders, heads, stacked, mixed, smoothed = stack.views(
         "NAIVE TYPICAL MISSED KNOWN LEADER HEADS STACKED MIXED SMOOTHED", model
     )
-    base, lags, told = shared.views("BASE LAGS MADE", model)
+    base, lags = shared.views("BASE LAGS", model)
     options, H, bases = given.OPTIONS(model), size.horizon(model), periods.size + 1
     largest = 10.0  # typical errors
     for h in range(min(t, H)):
         at = (t - h - 1) % H
-        rate = max(choice_rate(options, h), min(RISE / (t - h), 1.0))
+        rate = max(1.0 - options.choice, min(RISE / (t - h), 1.0))
         soon = max(1.0 - RECENT, 1.0 / (t - h))
         for j in range(z.size):
             if not there[j]:
@@ -132,7 +157,7 @@ def follow_candidates(model, t, now):
             off = value - naive[leaders[j, h]]
             typical[j, h] += soon * (off * off - typical[j, h])
             unit = math.sqrt(typical[j, h]) if typical[j, h] > 0.0 else 1.0
-            others = (heads[at, j, h], stacked[at, j, h], told[at, j, h])
+            others = (heads[at, j, h], stacked[at, j, h], value - missing[j, h])
             for i in range(bases + 3):
                 made = naive[i] if i < bases else others[i - bases]
                 missed[i, j, h] += rate * (min(abs(value - made) / unit, largest) - missed[i, j, h])
@@ -154,12 +179,6 @@ def follow_naive(known, error, change, leading, rate, soon):
     known[PRODUCT] += rate * (error * change - known[PRODUCT])
     known[CHANGE_SQUARE] += rate * (change * change - known[CHANGE_SQUARE])
     known[ERROR_SQUARE] += rate * (error * error - known[ERROR_SQUARE])
-
-
-@called
-def choice_rate(options, h):
-    """The rate of the errors by which the forecast of step h + 1 is chosen: far steps remember for longer."""
-    return (1.0 - options.choice) / max(1.0, (1.0 + h) / options.stretch)
 
 
 @called
@@ -241,7 +260,7 @@ def choose(model, t, now):
             a, b = missed[bases, j, h], missed[bases + 1, j, h]
             share = 0.5 if a == b else 1.0 / (1.0 + min((b / a if a > 0.0 else HUGE), 1e3) ** (2.0 * options.sharpness))
             mixed[j, h] = mean + share * (stacked[j, h] - mean)
-            share, own = share_of_rows(choice_rate(options, h), RISE, t - h, h), known[j, h]
+            share, own = share_of_rows(1.0 - options.choice, RISE, t - h, h), known[j, h]
             leader = follow_leader(own, leaders[j, h], leaders[j, h - 1] if h > 0 else -1, share, options.lead)
             naive_forecasts(periods, lags[j], smoothed[at, j, h], h, t + h + 1, now + h + 1, z[j], naive)
             usual = naive[leader]

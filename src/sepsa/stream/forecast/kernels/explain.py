@@ -1,20 +1,20 @@
 """What the exogenous inputs of a row explain of its value, beyond a forecast of it.
 
-Let x be the standardized inputs of row t, d their changes over each season, e the error of the forecast of row t that
-was made h + 1 rows before, and y' the last known value of the first season. There are three ways to explain e: by a
-head of each step on x, aᵀx; by one on d, bᵀd; and by y' + cᵀd less the forecast, where c is the regression of the
-change of the series over the first season on d. The mean of the ways, weighted by recent absolute errors, is used.
-The inputs of row t are the same for all steps, so that x has one covariance, and d another. Without seasons
-there is the first way alone.
+Let d be the changes of the inputs of row t over each season in standard deviations, or the inputs themselves where
+there are no seasons, e the error of the forecast of row t that was made h + 1 rows before, and y' the last known value
+of the first season. There are three ways to explain e: not at all; by a head of each step on d, bᵀd; and where there
+are seasons by y' + cᵀd less the forecast, where c is the regression of the change of the series over the first season
+on d. The mean of the ways, weighted by recent absolute errors, is used. The inputs of row t are the same for all steps,
+so that d has one covariance.
 """
 
 from __future__ import annotations
 
 import math
 
-from sepsa.stream.forecast.kernels.choice import choice_rate, last_value
+from sepsa.stream.forecast.kernels.choice import last_value
 from sepsa.stream.forecast.kernels.heads import RISE, dot, gains, learn_error
-from sepsa.stream.forecast.kernels.parts import changes, exogenous, fixed, given, row, shared, size
+from sepsa.stream.forecast.kernels.parts import exogenous, fixed, given, row, shared, size
 from sepsa.stream.kernels.compilation import called
 from sepsa.stream.kernels.weigh import weigh
 
@@ -39,12 +39,11 @@ def slow_rate(t):
 def look(model, i, t, ahead):
     """Fill the inputs of the row `ahead` rows after row t, and their changes; row t is row i of the call."""
     x, periods, E = row.INPUTS(model), fixed.PERIODS(model), given.E(model)
-    mean, variance = exogenous.views("MEAN VARIANCE", model)
-    ring, d, squares = changes.views("RING INPUTS VARIANCE", model)
+    mean, variance, ring, d, squares = exogenous.views("MEAN VARIANCE RING CHANGES SQUARES", model)
     for c in range(x.size):
         x[c] = standardized(E[i + ahead, c] - mean[c], variance[c])
-    if d.size == 0:
-        return
+        if periods.size == 0:
+            d[c] = x[c]
     for n in range(0 if ahead > 0 else 1 if t > 0 else len(ring)):  # before the first row all were those of the first
         for c in range(x.size):
             ring[(t + n) % len(ring), c] = mean[c] if math.isnan(E[i, c]) else E[i, c]
@@ -64,13 +63,12 @@ def explain(model, j, h, made, last, t, now):
 
     `now` is the place of row t in the lags. WAYS gets what each way says.
     """
-    ways, weights, losses, d, W = changes.views("WAYS WEIGHTS LOSS INPUTS W", model)
+    ways, weights, losses, d, W = exogenous.views("WAYS WEIGHTS LOSS CHANGES W", model)
     if ways.size == 0:
         return 0.0
-    ways[0] = dot(exogenous.W(model)[j, h], row.INPUTS(model))
-    if ways.size > 1:
+    ways[0], ways[1] = 0.0, dot(W[j, h], d)
+    if ways.size > 2:
         value, _ = last_value(fixed.PERIODS(model), shared.LAGS(model)[j], h, 1, t, now, last)
-        ways[1] = dot(W[j, h], d)
         ways[2] = value + dot(W[j, size.horizon(model)], d) - made
     weigh(losses[j, h], STRENGTH, 1e-300, 0.0, weights)
     return dot(weights, ways)
@@ -78,48 +76,33 @@ def explain(model, j, h, made, last, t, now):
 
 @called
 def input_gains(model):
-    """Update the covariances by the inputs of a row and by their changes; returns the first coordinates restored."""
-    x, forgetting = row.INPUTS(model), given.OPTIONS(model).exogenous
-    ridge, changes_ridge = fixed.views("EXOGENOUS_RIDGE CHANGES_RIDGE", model)
-    if x.size == 0:
-        return -1, -1
-    gain, restored, U, D, left, turn, unit = exogenous.views("GAIN RESTORED U D LEFT TURN UNIT", model)
-    first = gains(U, D, left, ridge, turn, forgetting, x, gain, restored, unit)
-    d, gain, restored, U, D, left, turn, unit = changes.views("INPUTS GAIN RESTORED U D LEFT TURN UNIT", model)
+    """Update the covariance by the changes of the inputs of a row; returns the first of the coordinates restored."""
+    d, gain, restored, U, D, left, turn, unit = exogenous.views("CHANGES GAIN RESTORED U D LEFT TURN UNIT", model)
     if d.size == 0:
-        return first, -1
-    return first, gains(U, D, left, changes_ridge, turn, forgetting, d, gain, restored, unit)
+        return -1
+    forgetting = given.OPTIONS(model).exogenous
+    return gains(U, D, left, fixed.CHANGES_RIDGE(model), turn, forgetting, d, gain, restored, unit)
 
 
 @called
 def learn_explained(model, j, h, first, t, e):
     """Let each way learn the error e of a forecast of series j at row t, which `explain` has just explained."""
-    gain, restored, W = exogenous.views("GAIN RESTORED W", model)
-    ways, losses = changes.views("WAYS LOSS", model)
-    rate = max(choice_rate(given.OPTIONS(model), h), min(RISE / (t - h), 1.0))
+    ways, losses, gain, restored, W = exogenous.views("WAYS LOSS GAIN RESTORED W", model)
+    rate = max(1.0 - given.OPTIONS(model).choice, min(RISE / (t - h), 1.0))
     for k in range(ways.size):
         losses[j, h, k] += rate * (abs(e - ways[k]) - losses[j, h, k])
-    learn_error(W[j, h], gain, restored, first[0], e - ways[0])
-    if ways.size > 1:
-        learn_change(model, j, h, first, e - ways[1])
-
-
-@called
-def learn_change(model, j, h, first, e):
-    """Let the head of a step on changes learn an error."""
-    gain, restored, W = changes.views("GAIN RESTORED W", model)
-    learn_error(W[j, h], gain, restored, first[1], e)
+    learn_error(W[j, h], gain, restored, first, e - ways[1])
 
 
 @called
 def learn_seasonal_change(model, j, first, t, now):
     """Let the regression of the change of series j over the first season learn row t."""
-    d, W = changes.views("INPUTS W", model)
-    if d.size > 0:
-        season, H = math.floor(fixed.PERIODS(model)[0] + 0.5), size.horizon(model)
+    ways, d, gain, restored, W = exogenous.views("WAYS CHANGES GAIN RESTORED W", model)
+    if ways.size > 2:
+        season, w = math.floor(fixed.PERIODS(model)[0] + 0.5), W[j, size.horizon(model)]
         if t >= season:
             change = row.Z(model)[j] - shared.LAGS(model)[j, now - season]
-            learn_change(model, j, H, first, change - dot(W[j, H], d))
+            learn_error(w, gain, restored, first, change - dot(w, d))
 
 
 @called

@@ -10,9 +10,10 @@ on all pairs known by now, for one covariance for all steps. Forgotten ridge is 
 from __future__ import annotations
 
 from sepsa import restoration
-from sepsa.stream.forecast.kernels.parts import NEXT, UPDATES, fixed, given, heads, plan, row, shared, size
+from sepsa.stream.forecast.kernels.parts import NEXT, UPDATES, fixed, given, heads, row, shared, size, stack
 from sepsa.stream.kernels.compilation import called
 from sepsa.stream.kernels.head import rank_one
+from sepsa.stream.kernels.robust import HUGE
 from sepsa.stream.kernels.weigh import relative_weight
 
 # Over the number of rows so far, the rate of recent means while these are few: later rows count more than first ones.
@@ -79,94 +80,71 @@ def learn_error(w, gain, restored, first, error):
 
 
 @called
-def learn_targets(model, family, t):
+def learn_targets(model, t):
     """Let every step learn the values of row t, which it has forecast at row t - step."""
-    targets = plan.TARGETS(model, family)
     z, there = row.views("Z THERE", model)
-    X, W, losses, gain, restored, first = heads.views("X W LOSS GAIN RESTORED FIRST", model, family)
+    X, W, losses, gain, restored, first = heads.views("X W LOSS GAIN RESTORED FIRST", model)
     base = shared.BASE(model)
     H = size.horizon(model)
     discount = given.OPTIONS(model).discount
     for h in range(min(t, H)):
         at = (t - h - 1) % H
         rate = max(1.0 - discount, min(RISE / (t - h), 1.0))
-        for g in range(targets.shape[0]):
-            x = X[at, g]
-            for i in range(targets.shape[1]):
-                j = targets[g, i]
-                if not there[j]:
-                    continue
-                for v in range(W.shape[0]):
-                    w = W[v, g, i, h]
-                    e = z[j] - base[at, j] - dot(w, x)
-                    loss = losses[v, g, i, h]
-                    square = e * e if loss == 0.0 or t < FIRST_ROWS + h else min(e * e, 100.0 * loss)
-                    losses[v, g, i, h] += rate * (square - loss)
-                    learn_error(w, gain[at, v, g], restored[at, v, g], first[at, v, g], e)
+        for j in range(z.size):
+            if not there[j]:
+                continue
+            for v in range(W.shape[0]):
+                w = W[v, j, h]
+                e = z[j] - base[at, j] - dot(w, X[at, j])
+                loss = losses[v, j, h]
+                square = e * e if loss == 0.0 or t < FIRST_ROWS + h else min(e * e, 100.0 * loss)
+                losses[v, j, h] += rate * (square - loss)
+                learn_error(w, gain[at, v, j], restored[at, v, j], first[at, v, j], e)
 
 
 @called
-def learn_inputs(model, family, t, now):
-    """Gather the inputs of row t and compute the gains of every head; a group whose series are missing learns none."""
-    forgetting = fixed.FORGETTING(model)
-    series, ago, factor, less, less_ago, targets, ridge = plan.views(
-        "TERM_SERIES TERM_AGO FACTOR LESS_SERIES LESS_AGO TARGETS RIDGE", model, family
+def learn_inputs(model, t, now):
+    """Gather the inputs of row t and compute the gains of every head; those of a series that is missing learn none."""
+    series, ago, factor, less, less_ago, ridge, forgetting = fixed.views(
+        "TERM_SERIES TERM_AGO FACTOR LESS_SERIES LESS_AGO RIDGE FORGETTING", model
     )
     common, there = row.views("COMMON THERE", model)
-    X, U, D, left, gain, restored, first, turn, unit = heads.views(
-        "X U D LEFT GAIN RESTORED FIRST TURN UNIT", model, family
-    )
+    X, U, D, left, gain, restored, first, turn, unit = heads.views("X U D LEFT GAIN RESTORED FIRST TURN UNIT", model)
     lags = shared.LAGS(model)
-    at = t % size.horizon(model)
-    terms = series.shape[1]
-    for g in range(targets.shape[0]):
-        x = X[at, g]
+    at, terms = t % size.horizon(model), series.shape[1]
+    for j in range(there.size):
+        x = X[at, j]
         for n in range(terms):
-            x[n] = lags[series[g, n], now - ago[g, n]]
-            if less_ago[g, n] >= 0:
-                x[n] -= lags[less[g, n], now - less_ago[g, n]]
-            if factor[g, n] >= 0:
-                x[n] *= common[factor[g, n]]
+            x[n] = lags[series[j, n], now - ago[j, n]]
+            if less_ago[j, n] >= 0:
+                x[n] -= lags[less[j, n], now - less_ago[j, n]]
+            if factor[j, n] >= 0:
+                x[n] *= common[factor[j, n]]
         for n in range(common.size):
             x[terms + n] = common[n]
-        observed = False
-        for i in range(targets.shape[1]):
-            observed |= there[targets[g, i]]
         for v in range(forgetting.size):
-            k, R = gain[at, v, g], restored[at, v, g]
-            if observed:
-                first[at, v, g] = gains(U[v, g], D[v, g], left[v, g], ridge, turn[v, g], forgetting[v], x, k, R, unit)
+            k, R = gain[at, v, j], restored[at, v, j]
+            if there[j]:
+                first[at, v, j] = gains(U[v, j], D[v, j], left[v, j], ridge, turn[v, j], forgetting[v], x, k, R, unit)
             else:
                 fill(k, 0.0)
-                first[at, v, g] = -1
+                first[at, v, j] = -1
 
 
 @called
-def best_losses(model, family):
-    """Lower BEST to the least loss of a head of this family."""
-    targets = plan.TARGETS(model, family)
-    best = row.BEST(model)
-    losses = heads.LOSS(model, family)
-    for v in range(losses.shape[0]):
-        for g in range(losses.shape[1]):
-            for i in range(targets.shape[1]):
-                for h in range(best.shape[1]):
-                    best[targets[g, i], h] = min(best[targets[g, i], h], losses[v, g, i, h])
-
-
-@called
-def add_forecasts(model, family, t, total):
-    """Add the forecasts of a family's heads to `total` (series, horizon), with weights (best loss / loss)^sharpness."""
-    targets = plan.TARGETS(model, family)
-    best, weight = row.views("BEST WEIGHT", model)
-    X, W, losses = heads.views("X W LOSS", model, family)
+def forecast_by_heads(model, t):
+    """Fill the mean of the forecasts of the heads of each series, with weights (least loss / loss)^sharpness."""
+    z, forecasts = row.Z(model), stack.HEADS(model)[t % size.horizon(model)]
+    X, W, losses = heads.views("X W LOSS", model)
     H, sharpness = size.horizon(model), given.OPTIONS(model).sharpness
-    for g in range(W.shape[1]):
-        x = X[t % H, g]
-        for i in range(targets.shape[1]):
-            j = targets[g, i]
+    for j in range(z.size):
+        x = X[t % H, j]
+        for h in range(H):
+            best, total, weight = HUGE, 0.0, 0.0
             for v in range(W.shape[0]):
-                for h in range(H):
-                    share = relative_weight(losses[v, g, i, h], best[j, h], sharpness, 1e-300, 0.0)
-                    total[j, h] += share * dot(W[v, g, i, h], x)
-                    weight[j, h] += share
+                best = min(best, losses[v, j, h])
+            for v in range(W.shape[0]):
+                share = relative_weight(losses[v, j, h], best, sharpness, 1e-300, 0.0)
+                total += share * dot(W[v, j, h], x)
+                weight += share
+            forecasts[j, h] = z[j] + total / weight

@@ -1,8 +1,6 @@
 """What a forecaster stores: the table of its parts, and what a call of its kernels gets.
 
-There are two families of heads, each of heads of equal size: `OWN`, a group for each series that forecasts it alone,
-and `JOINT`, one group that forecasts all. A group has a head for each forgetting factor. Rings have the last `horizon`
-rows: row t is at t modulo the horizon.
+A series has a head for each forgetting factor. Rings have the last `horizon` rows: row t is at t modulo the horizon.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from sepsa.restoration import due
 from sepsa.stream.kernels.parts import Bounds, Field, Part, Record, Rule, Sizes, work
 from sepsa.stream.kernels.views import Frame, Group
 
-OWN, JOINT = range(2)
 MOST = 1e40  # of standardized numbers in a state; those in units of the series, and of the ridge, may be larger
 MOST_ROWS = 2**48
 SMALLEST = 1e-9  # scale of a series in units of its mean
@@ -30,15 +27,15 @@ OPTIONS = Record(
     exogenous=Field(float, 0.9998),  # forgetting of the head on exogenous inputs
     stack=Field(float, 0.9995),  # forgetting of the stacks
     choice=Field(float, 0.999),  # discount of the errors of candidates
-    stretch=Field(float, 96.0),  # steps ahead from which these are remembered in proportion to the step
     sure=Field(float, 1.5),  # standard errors from which heads beat a naive forecast
     lead=Field(float, 1.5),  # the same, from which another naive forecast beats the one in use
     guard=Field(float, 3.0),  # standard errors by which the latest absolute errors of heads may be larger
 )
 STACK_RIDGE = 30.0
 TREND_ROWS = 12  # whose mean change is the drift of a series without seasons
-CALL = Record(intervals=int, ahead=int)  # whether quantiles are wanted, and the exogenous inputs of later rows are used
-SIZES = "rows series exogenous horizon forgettings seasons longest recent levels angles"
+# Whether quantiles are wanted, the exogenous inputs of later rows are used, and errors count forecasts with inputs.
+CALL = Record(intervals=int, ahead=int, known=int)
+SIZES = "rows series exogenous horizon forgettings seasons longest recent levels angles terms features above restored"
 
 
 def axes(shape: str) -> tuple[str | int, ...]:
@@ -90,17 +87,8 @@ def stacked(sizes: Sizes) -> int:
 
 
 def changed(sizes: Sizes) -> int:
-    """The changes of exogenous inputs: over each season."""
-    return sizes["exogenous"] * sizes["seasons"]
-
-
-FIRST_VARIANCE = 0.15  # of the log-odds of smoothing rates
-
-
-def first_odds(sizes: Sizes) -> Any:
-    """The log-odds of the first rates of level, trend and season; none without a season."""
-    rates = np.array([0.5, 0.05, 0.3])[: sizes["rates"]]
-    return np.log(rates / (1 - rates))
+    """The inputs that explain: changes of exogenous inputs over each season; without seasons these themselves."""
+    return sizes["exogenous"] * max(sizes["seasons"], 1)
 
 
 def head(features: str, above: str, shape: str = "") -> tuple[Part, ...]:
@@ -118,24 +106,16 @@ def next_is_a_coordinate(part: Callable[[str], Any]) -> bool:
 
 
 TURN_RULE = Rule("TURN", "coordinates of a head", next_is_a_coordinate)
-OF_FAMILY = dict.fromkeys(("groups", "targets", "terms", "features", "above", "restored"))
 
 # ---------------------------------------------------------------------- what follows from the options, and is not saved
 
-plan = Group(
-    given,
-    "plan",
-    whole("TARGETS", "groups targets"),  # the series that a group forecasts
-    # An input is z[TERM_SERIES, now - TERM_AGO], less z[LESS_SERIES, now - LESS_AGO] unless LESS_AGO is negative, times
-    # the common input FACTOR, a sine or cosine of a season, unless that is negative.
-    *(whole(name, "groups terms") for name in TERM),
-    number("RIDGE", "features"),
-    sizes=OF_FAMILY,
-    repeated=True,
-)
 fixed = Group(
     given,
     "fixed",
+    # An input of a head is z[TERM_SERIES, now - TERM_AGO], less z[LESS_SERIES, now - LESS_AGO] unless LESS_AGO is
+    # negative, times the common input FACTOR, a sine or cosine of a season, unless that is negative.
+    *(whole(name, "series terms") for name in TERM),
+    number("RIDGE", "features"),
     number("FORGETTING", "forgettings"),
     number("LIMITS", "2"),  # bounds of all series
     number("ANGLES", "angles"),  # of the seasons, in radians a row
@@ -143,7 +123,6 @@ fixed = Group(
     number("LEVELS", "levels"),  # of the quantiles of errors
     number("STEPS", "levels"),  # by which errors move these quantiles, in mean absolute errors
     number("STACK_RIDGE", "stacked", start=STACK_RIDGE),
-    number("EXOGENOUS_RIDGE", "exogenous"),
     number("CHANGES_RIDGE", "changes"),
 )
 row = Group(
@@ -153,11 +132,8 @@ row = Group(
     scratch("THERE", "series", np.bool_),  # whether they were observed
     scratch("INPUTS", "exogenous"),  # standardized
     scratch("COMMON", "common"),  # inputs of all heads: the bias, sines and cosines, exogenous inputs
-    scratch("BEST", "series horizon"),  # the least loss of a head
-    scratch("WEIGHT", "series horizon"),  # the sum of the weights of heads
     scratch("SINCE", "series", np.int64),  # how many values came after a forecast was made
-    scratch("SLOPES", "3"),  # derivatives of a smoothed forecast by the log-odds of its rates, and their gain
-    scratch("ODDS_GAIN", "3"),
+    scratch("OFF", "series horizon"),  # the errors of the forecasts of the row
     sizes={
         "common": lambda sizes: 1 + 2 * sizes["angles"] + sizes["exogenous"],
         "quantiles": lambda sizes: sizes["levels"] + 1,
@@ -169,17 +145,15 @@ row = Group(
 heads = Group(
     given,
     "heads",
-    *head("features", "above", "forgettings groups"),
-    number("W", "forgettings groups targets horizon features"),
-    number("LOSS", "forgettings groups targets horizon", (0, MOST)),  # recent squared errors
-    number("X", "horizon groups features"),  # a ring of inputs, of their gains, and of those of coordinates
-    number("GAIN", "horizon forgettings groups features"),
-    number("RESTORED", "horizon forgettings groups restored features"),
+    *head("features", "above", "forgettings series"),
+    number("W", "forgettings series horizon features"),
+    number("LOSS", "forgettings series horizon", (0, MOST)),  # recent squared errors
+    number("X", "horizon series features"),  # a ring of inputs, of their gains, and of those of coordinates
+    number("GAIN", "horizon forgettings series features"),
+    number("RESTORED", "horizon forgettings series restored features"),
     # The first of the coordinates restored after each row, or -1.
-    whole("FIRST", "horizon forgettings groups", (-1, "features - 1"), start=-1),
+    whole("FIRST", "horizon forgettings series", (-1, "features - 1"), start=-1),
     scratch("UNIT", "features"),
-    sizes=OF_FAMILY,
-    repeated=True,
     rules=(TURN_RULE,),
 )
 # For each series and step a head on the mean of the heads and on seasons, and how the candidates have fared.
@@ -202,15 +176,8 @@ stack = Group(
     # and exponential smoothing: how much smaller its errors are than the leader's, and its square; how much
     # smaller those of MIXED are, and its square; the product of its error and its distance from MIXED; both squares.
     number("KNOWN", "series horizon naive 7", (-1e9, 1e9)),
-    # Exponential smoothing: level and slope without a season, and level, slope and season, each with its derivatives by
-    # the log-odds of three rates; these, their covariance UDUᵀ, and a ring of the forecasts.
-    number("TREND", "series 2", power=1),
-    number("SEASON", "series smoothed_season 4", power=1),
-    number("ODDS", "series rates", (-7.0, 7.0), start=first_odds),
-    number("ODDS_U", "series rates"),
-    number("ODDS_D", "series rates", (1e-300, MOST), start=FIRST_VARIANCE),
-    number("VARIANCE", "series", (0, MOST), power=2),  # of the errors of one step
-    number("SMOOTHED", "horizon series horizon smoothers", power=1),
+    number("TREND", "series 2", power=1),  # level and slope of exponential smoothing, and a ring of its forecasts
+    number("SMOOTHED", "horizon series horizon", power=1),
     scratch("X", "stacked"),
     scratch("GAIN", "stacked"),
     scratch("RESTORED", "stacked_restored stacked"),
@@ -221,10 +188,7 @@ stack = Group(
         "above_stacked": lambda sizes: triangle(stacked(sizes)),
         "stacked_restored": lambda sizes: restored_at_once(stacked(sizes), OPTIONS.fields["stack"].start),
         "season_rows": lambda sizes: sizes["longest"] + 1,
-        "smoothers": lambda sizes: 1 + (sizes["seasons"] > 0),
-        "smoothed_season": lambda sizes: sizes["longest"] + 3 if sizes["seasons"] else 0,
-        "rates": lambda sizes: 3 if sizes["seasons"] else 0,
-        "naive": lambda sizes: 2 * (sizes["seasons"] + 1) + 1 + (sizes["seasons"] > 0),
+        "naive": lambda sizes: 2 * (sizes["seasons"] + 1) + 1,
         "candidates": lambda sizes: sizes["seasons"] + 4,
     },
     rules=(
@@ -238,33 +202,18 @@ stack = Group(
         ),
     ),
 )
-# The head on the exogenous inputs of the row that is forecast, and the moments of these inputs.
+# What exogenous inputs explain: the moments of these, and heads on their changes over each season.
 exogenous = Group(
     given,
     "exogenous",
     number("MEAN", "exogenous", (-1e101, 1e101)),
     number("VARIANCE", "exogenous", (0, 1e202)),
-    *head("exogenous", "above_exogenous"),
-    number("W", "series horizon exogenous", power=1),
-    scratch("GAIN", "exogenous"),
-    scratch("RESTORED", "exogenous_restored exogenous"),
-    scratch("UNIT", "exogenous"),
-    sizes={
-        "above_exogenous": lambda sizes: triangle(sizes["exogenous"]),
-        "exogenous_restored": lambda sizes: restored_at_once(sizes["exogenous"], OPTIONS.fields["exogenous"].start),
-    },
-    rules=(TURN_RULE,),
-)
-# The other ways to explain by exogenous inputs: heads on their changes over each season.
-changes = Group(
-    given,
-    "changes",
     number("RING", "kept_inputs exogenous", (-1e101, 1e101)),  # the last inputs, row t at t modulo their number
-    number("VARIANCE", "changes", (0, 1e202)),  # of the changes, around zero
+    number("SQUARES", "changes", (0, 1e202)),  # means of those of the changes
     *head("changes", "above_changes"),
     number("W", "series changing_steps changes", power=1),  # of each step, and of the change over the first season
     number("LOSS", "series horizon ways", (0, MOST), power=1),  # recent absolute errors of each way
-    scratch("INPUTS", "changes"),
+    scratch("CHANGES", "changes"),
     scratch("WAYS", "ways"),
     scratch("WEIGHTS", "ways"),
     scratch("GAIN", "changes"),
@@ -274,9 +223,9 @@ changes = Group(
         "changes": changed,
         "above_changes": lambda sizes: triangle(changed(sizes)),
         "changes_restored": lambda sizes: restored_at_once(changed(sizes), OPTIONS.fields["exogenous"].start),
-        "kept_inputs": lambda sizes: sizes["longest"] + 2 if changed(sizes) else 0,
+        "kept_inputs": lambda sizes: sizes["longest"] + 2,
         "changing_steps": lambda sizes: sizes["horizon"] + 1,
-        "ways": lambda sizes: 3 if changed(sizes) else int(sizes["exogenous"] > 0),
+        "ways": lambda sizes: 2 + (sizes["seasons"] > 0) if sizes["exogenous"] else 0,
     },
     rules=(TURN_RULE,),
 )
@@ -326,16 +275,19 @@ shared = Group(
     # quantiles in units of these.
     number("SIZE", "kinds series horizon", (0, MOST), power=1),
     number("QUANTILES", "kinds levels series horizon", (-1e6, 1e6)),
+    number("BY_PHASE", "series phases", (0, MOST), start=1.0),  # these sizes at each place of the first season over all
     number("TOLD", "series horizon", (-1e103, 1e103)),  # the last forecasts and their quantiles, in units of
     number("TOLD_ENDS", "kinds levels series horizon", (-1e110, 1e110)),  # the series
     number("EXTENT", "2 series", power=1),  # the least and the largest value observed
     # How many values in a row were implausible, and how much oftener the next value confirmed such a one than not.
     whole("ODD", "2 series", (None, None)),
     number("STRANGE", "series", (-1e210, 1e210), power=1),  # the last implausible value
+    number("EVENT", "series phases", (-1e210, 1e210), power=1),  # how far it was off, at each place of the first season
     sizes={
         "twice": lambda sizes: 2 * sizes["recent"],
         "judged": lambda sizes: 1 + sizes["horizon"],
         "kinds": lambda sizes: 1 + (sizes["exogenous"] > 0),
+        "phases": lambda sizes: sizes["longest"] + 1,
     },
     rules=(
         Rule("QUANTILES", "in order", lambda part: bool((np.diff(part("QUANTILES"), axis=1) >= 0).all())),
@@ -350,4 +302,4 @@ shared = Group(
         Rule("JUDGED", "numbers of rows", errors_have_rows),
     ),
 )
-GROUPS = (plan, fixed, row, heads, stack, exogenous, changes, shared)
+GROUPS = (fixed, row, heads, stack, exogenous, shared)

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from sepsa.stream.forecast.kernels.parts import JOINT, SMALLEST
+from sepsa.stream.forecast.kernels.parts import SMALLEST
 from sepsa.stream.forecast.kernels.step import CHANGE
 from sepsa.stream.kernels.compilation import compiled
 from sepsa.stream.kernels.head import rank_one
@@ -26,8 +26,7 @@ def follow_scales(memory: Memory) -> None:
         least = max(SMALLEST * abs(part("MEAN")[j]), 1e-90) / part("SCALE")[j]
         factor = 2.0 ** math.floor(math.log2(max(spread, least)))
         if factor < 0.5 or factor > 2.0:
-            for family in range(JOINT + 1):
-                change_family(memory, family, j, factor)
+            change_heads(memory, j, factor)
             change_stack(memory, j, factor)
             memory.divide("series", factor, j)
 
@@ -60,22 +59,21 @@ def change_covariance(U: Floats, D: Floats, left: Floats, ridge: Floats, by: Flo
         restore(U, D, left, ridge, W)
 
 
-def change_family(memory: Memory, family: int, j: int, factor: float) -> None:
-    """Divide the values of series j by `factor` in all heads of a family."""
-    part, plan = memory.of("heads", family), memory.of("plan", family)
-    ridge, W, first, restored = plan("RIDGE"), part("W"), part("FIRST"), part("RESTORED")
-    for g, series in enumerate(plan("TERM_SERIES")):
-        by = np.ones(ridge.size)
+def change_heads(memory: Memory, j: int, factor: float) -> None:
+    """Divide the values of series j by `factor` in the heads of all series."""
+    part, ridge = memory.of("heads"), memory("RIDGE", "fixed")
+    W, first, restored = part("W"), part("FIRST"), part("RESTORED")
+    for i, series in enumerate(memory("TERM_SERIES", "fixed")):
+        by, target = np.ones(ridge.size), factor if i == j else 1.0
         by[: series.size][series == j] = 1.0 / factor
-        part("X")[:, g] *= by
-        part("GAIN")[:, :, g] /= by
-        at = (first[:, :, g, None] + np.arange(restored.shape[3])) % ridge.size
-        restored[:, :, g] *= np.where(first[:, :, g, None] < 0, 1.0, by[at])[..., None] / by
-        target = np.where(plan("TARGETS")[g] == j, factor, 1.0)
-        part("LOSS")[:, g] /= target[:, None] ** 2
-        W[:, g] /= target[:, None, None] * by
+        part("X")[:, i] *= by
+        part("GAIN")[:, :, i] /= by
+        at = (first[:, :, i, None] + np.arange(restored.shape[3])) % ridge.size
+        restored[:, :, i] *= np.where(first[:, :, i, None] < 0, 1.0, by[at])[..., None] / by
+        part("LOSS")[:, i] /= target**2
+        W[:, i] /= target * by
         for v in range(len(W)):
-            change_covariance(part("U")[v, g], part("D")[v, g], part("LEFT")[v, g], ridge, by, W[v, g])
+            change_covariance(part("U")[v, i], part("D")[v, i], part("LEFT")[v, i], ridge, by, W[v, i : i + 1])
 
 
 def change_stack(memory: Memory, j: int, factor: float) -> None:

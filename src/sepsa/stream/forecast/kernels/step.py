@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from sepsa.stream.forecast.kernels.choice import RECENT, choose, follow_candidates, follow_seasons, learn_stack
+from sepsa.stream.forecast.kernels.choice import RECENT, choose, follow_candidates, follow_seasons, learn_stack, smooth
 from sepsa.stream.forecast.kernels.explain import (
     explain,
     follow_inputs,
@@ -15,21 +15,32 @@ from sepsa.stream.forecast.kernels.explain import (
 )
 from sepsa.stream.forecast.kernels.heads import (
     FIRST_ROWS,
-    add_forecasts,
-    best_losses,
     fill,
+    forecast_by_heads,
     learn_inputs,
     learn_targets,
 )
-from sepsa.stream.forecast.kernels.parts import JOINT, fixed, given, row, shared, size, stack
-from sepsa.stream.forecast.kernels.smoothing import smooth
+from sepsa.stream.forecast.kernels.parts import fixed, given, row, shared, size, stack
 from sepsa.stream.kernels.compilation import called, kernel
-from sepsa.stream.kernels.robust import HUGE
 
 FAR_ERRORS = 30.0  # typical errors of step 1 beyond which a value is implausible
 LARGEST_VALUE = 1e6  # to which standardized values of the first rows are bounded
 OVERLAP = 12.0  # steps ahead from which the size of errors is remembered in proportion to the step
+PHASE_RATE = 0.02  # of the sizes of errors by place in a season
 CHANGE = 16.0  # factor by which the spread of a series leaves its scale before the scale follows
+
+
+@called
+def phase_of(model, ahead):
+    """The place in the first season of the row so many rows after this one; 0 without a season."""
+    periods = fixed.PERIODS(model)
+    return int((shared.COUNTS(model).phase + ahead) % periods[0]) if periods.size > 0 else 0
+
+
+@called
+def ratio(a, b):
+    """a / b, or 0 where b is."""
+    return a / b if b != 0.0 else 0.0
 
 
 @called
@@ -38,13 +49,15 @@ def accept(model, i, t, now):
 
     A value that agrees with an implausible one just before it is accepted, and so is the next after a few of them.
     Where it lies far outside of what was usual, the level has changed: then the mean moves, and the value after it is
-    near. In a series whose implausible values were mostly confirmed by the next ones, the first is the last value at
-    once, though no head learns it.
+    near. An event that comes again at its place of the first season, at half to twice the size, is no outlier. In a
+    series whose implausible values were mostly confirmed by the next ones, the first is the last value at once, though
+    no head learns it.
     """
     z, there = row.views("Z THERE", model)
-    made, base, mean, scale, extent, reach, strange, level, spread, odd = shared.views(
-        "MADE BASE MEAN SCALE EXTENT REACH STRANGE LEVEL SPREAD ODD", model
+    made, base, mean, scale, extent, reach, strange, level, spread, odd, event, judged = shared.views(
+        "MADE BASE MEAN SCALE EXTENT REACH STRANGE LEVEL SPREAD ODD EVENT JUDGED", model
     )
+    slot = phase_of(model, 0)
     least = 0.01  # typical error that is presumed, in standard deviations
     usual = 100.0  # standard deviations up to which a jump is learned, beyond which it is a new level
     patience = 3  # implausible values in a row after which the level has changed
@@ -58,6 +71,8 @@ def accept(model, i, t, now):
             guess = made[at, j, 0] + explain(model, j, 0, made[at, j, 0], base[at, j], t, now)
         there[j], followed = not math.isnan(y[j]), False
         if there[j]:
+            if judged[j, 0] > 0 and extent[0, j] == 0.0 == extent[1, j] and y[j] != mean[j]:
+                scale[j] = abs(y[j] - mean[j])  # the first value of a series that was constant
             z[j] = (y[j] - mean[j]) / scale[j]
             off, far = z[j] - guess, FAR_ERRORS * max(reach[j], least)
             agrees = in_a_row[j] > 0 and abs(z[j] - strange[j]) <= far
@@ -65,8 +80,12 @@ def accept(model, i, t, now):
                 confirmed[j] = min(max(confirmed[j] + (1 if agrees else -1), -patience), patience)
             if t < FIRST_ROWS:
                 z[j] = min(max(z[j], -LARGEST_VALUE), LARGEST_VALUE)
+            elif reach[j] > 0.0 and abs(off) > far and abs(off) <= usual and 0.5 <= ratio(off, event[j, slot]) <= 2.0:
+                in_a_row[j], far = 0, 0.0
+                event[j, slot] = off
             elif reach[j] > 0.0 and abs(off) > far:
                 counts.outliers += 1
+                event[j, slot] = off
                 in_a_row[j] += 1
                 strange[j] = z[j]
                 believed, sure = agrees or in_a_row[j] > patience, confirmed[j] > 0 and abs(off) <= LARGEST_VALUE
@@ -79,7 +98,7 @@ def accept(model, i, t, now):
                     in_a_row[j], strange[j] = 0 if believed else 1, guess
             else:
                 in_a_row[j] = 0
-            if there[j]:
+            if there[j] and far > 0.0:
                 rate = max(1.0 - RECENT, 1.0 / (t + 1))
                 reach[j] = math.sqrt(reach[j] ** 2 + rate * (off * off - reach[j] ** 2))
         if there[j]:
@@ -115,11 +134,12 @@ def judge(model, t, now):
     A forecast that was made before the first value of its series has no error.
     """
     levels, steps = fixed.views("LEVELS STEPS", model)
-    z, there, since = row.views("Z THERE SINCE", model)
-    made, base, ends, judged, typical, quantiles, was_there = shared.views(
-        "MADE BASE ENDS JUDGED SIZE QUANTILES THERE", model
+    z, there, since, missed = row.views("Z THERE SINCE OFF", model)
+    made, base, ends, judged, typical, quantiles, was_there, by_phase = shared.views(
+        "MADE BASE ENDS JUDGED SIZE QUANTILES THERE BY_PHASE", model
     )
     H, kinds, first = size.horizon(model), size.kinds(model), input_gains(model)
+    known, slot, season = given.CALL(model).known != 0 and kinds > 1, phase_of(model, 0), fixed.PERIODS(model)
     for j in range(z.size):
         judged[j, 0] += there[j]
         since[j] = 1
@@ -134,6 +154,7 @@ def judge(model, t, now):
             if kinds > 1:
                 explained -= explain(model, j, h, made[at, j, h], base[at, j], t, now)
                 learn_explained(model, j, h, first, t, e)
+            missed[j, h] = explained if known else e
             before = since[j]
             since[j] += was_there[at, j]
             if judged[j, 0] <= before:
@@ -142,6 +163,8 @@ def judge(model, t, now):
             for kind in range(kinds):
                 off = explained if kind else e
                 follow_quantiles(quantiles[kind, :, j, h], ends[at, kind, :, j, h], levels, steps, share, off)
+                if kind == known and season.size > 0:
+                    by_phase[j, slot] += PHASE_RATE / min(t, H) * (ratio(abs(off), typical[kind, j, h]) - by_phase[j, slot])
                 typical[kind, j, h] += max(far, 1.0 / judged[j, h + 1]) * (abs(off) - typical[kind, j, h])
     for j in range(z.size):
         if there[j]:
@@ -162,8 +185,8 @@ def publish(model, i, rows, now):
     """
     limits = fixed.LIMITS(model)
     z = row.Z(model)
-    judged, told, quantiles, made, ends, mean, scale, typical, told_ends = shared.views(
-        "JUDGED TOLD QUANTILES MADE ENDS MEAN SCALE SIZE TOLD_ENDS", model
+    judged, told, quantiles, made, ends, mean, scale, typical, told_ends, by_phase = shared.views(
+        "JUDGED TOLD QUANTILES MADE ENDS MEAN SCALE SIZE TOLD_ENDS BY_PHASE", model
     )
     call, H = given.CALL(model), size.horizon(model)
     t, kinds = shared.COUNTS(model).rows, size.kinds(model)
@@ -180,9 +203,10 @@ def publish(model, i, rows, now):
             more = explain(model, j, h, made[j, h], z[j], t + h + 1, now + h + 1) if explained else 0.0
             told[j, h] = in_units(*unit, limits, made[j, h])
             out[j, h] = in_units(*unit, limits, made[j, h] + more) if judged[j, 0] > 0 else math.nan
+            spread = min(max(by_phase[j, phase_of(model, h + 1)], 0.1), 10.0)
             for kind in range(kinds):
                 for v in range(levels):
-                    ends[kind, v, j, h] = quantiles[kind, v, j, h] * typical[kind, j, h]
+                    ends[kind, v, j, h] = quantiles[kind, v, j, h] * typical[kind, j, h] * spread
                     told_ends[kind, v, j, h] = in_units(*unit, limits, made[j, h] + ends[kind, v, j, h])
             if call.intervals:
                 for v in range(levels):
@@ -219,25 +243,6 @@ def gather_common(model):
         common[1 + 2 * angles.size + a] = x[a]
 
 
-@called
-def forecast_by_heads(model, t, now):
-    """Let all heads see the inputs of row t, and fill the mean of their forecasts."""
-    z, best, weight = row.views("Z BEST WEIGHT", model)
-    forecasts = stack.HEADS(model)[t % size.horizon(model)]
-    for j in range(z.size):
-        fill(best[j], HUGE)
-        fill(forecasts[j], 0.0)
-        fill(weight[j], 0.0)
-    for family in range(JOINT + 1):
-        learn_inputs(model, family, t, now)
-        best_losses(model, family)
-    for family in range(JOINT + 1):
-        add_forecasts(model, family, t, forecasts)
-    for j in range(z.size):
-        for h in range(forecasts.shape[1]):
-            forecasts[j, h] = z[j] + forecasts[j, h] / weight[j, h]
-
-
 @kernel(cost=12.0)
 def learn(model, rows):
     """Learn rows Y with exogenous inputs E in order; OUT gets the forecasts made after each, OUT_QUANTILES theirs.
@@ -254,17 +259,17 @@ def learn(model, rows):
         look(model, i, t, 0)
         accept(model, i, t, now)
         judge(model, t, now)
-        for family in range(JOINT + 1):
-            learn_targets(model, family, t)
+        learn_targets(model, t)
         remember(model, t, now)
         learn_stack(model, t, now)
         follow_candidates(model, t, now)
         for j in range(z.size):
             base[t % H, j], was_there[t % H, j] = z[j], there[j]
-        smooth(model, t, now)
+        smooth(model, t)
         follow_seasons(model, t)
         gather_common(model)
-        forecast_by_heads(model, t, now)
+        learn_inputs(model, t, now)
+        forecast_by_heads(model, t)
         choose(model, t, now)
         publish(model, i, rows, now)
         follow_inputs(model, i, t)
