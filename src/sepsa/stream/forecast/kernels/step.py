@@ -164,7 +164,8 @@ def judge(model, t, now):
                 off = explained if kind else e
                 follow_quantiles(quantiles[kind, :, j, h], ends[at, kind, :, j, h], levels, steps, share, off)
                 if kind == known and season.size > 0:
-                    by_phase[j, slot] += PHASE_RATE / min(t, H) * (ratio(abs(off), typical[kind, j, h]) - by_phase[j, slot])
+                    size_here = ratio(abs(off), typical[kind, j, h])
+                    by_phase[j, slot] += PHASE_RATE / min(t, H) * (size_here - by_phase[j, slot])
                 typical[kind, j, h] += max(far, 1.0 / judged[j, h + 1]) * (abs(off) - typical[kind, j, h])
     for j in range(z.size):
         if there[j]:
