@@ -404,3 +404,20 @@ def test_the_order_of_features_changes_no_bit_of_a_prediction(model_type):
         assert models[0].predict_one(x) == models[1].predict_one(turned)
         models[0].learn_one(x, y)
         models[1].learn_one(turned, y)
+
+
+DAY = datetime.date(2026, 3, 1)
+
+
+@pytest.mark.parametrize("label", [DAY, pd.Timestamp(DAY), np.datetime64(1, "ns"), np.timedelta64(1, "s"), (DAY, 1)])
+def test_dates_are_labels_that_are_saved(label):
+    model = SepSAClassifier(**SMALL)
+    for x, y in (({"a": 1.0}, label), ({"a": -1.0}, "other")) * 5:
+        model.learn_one(x, y)
+    loaded = SepSAClassifier.from_bytes(model.to_bytes())
+    assert loaded.predict_one({"a": 1.0}) == label
+    loaded.learn_one({"a": 1.0}, label)
+    assert loaded.predict_proba_one({"a": 0.0}).keys() == {label, "other"}
+    for missing in (pd.NA, pd.NaT, np.datetime64("NaT")):
+        with pytest.raises(ValueError, match="y must be a class label"):
+            model.learn_one({"a": 1.0}, missing)

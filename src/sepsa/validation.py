@@ -50,7 +50,7 @@ _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) i
 
 def one_of(name: str, value: str, valid: Iterable[str]) -> str:
     """One of these words."""
-    if value not in valid:
+    if value not in tuple(valid):
         raise ValueError(f"{name} must be one of {', '.join(map(repr, valid))}, got {value!r}")
     return value
 

@@ -204,14 +204,16 @@ def test_dates_of_every_kind_and_numbers_of_numpy_wait():
         {"t": pd.Timestamp("2026-03-01 10:30", tz="Europe/Oslo"), "n": np.float32(0.1), "b": np.True_},
         {"t": np.datetime64("2026-03-02T11", "ns"), "n": np.int8(3), "b": False, "late": np.str_("text")},
         {"t": np.datetime64("2026-03-03"), "n": math.nan, "b": None},
-        {"t": datetime.datetime(2026, 3, 4, 5), np.int64(3): 1},
+        {"t": datetime.datetime(2026, 3, 4, 5), "n": pd.NA, "b": pd.NaT},
+        {"t": np.datetime64(10**18 + 1, "ns"), "n": 1},
+        {np.int64(7): 1.0, np.str_("a name"): 2.0},  # late features are ordered by the repr of their names
     ):
         model.predict_one(x, id=1)
         model = Delayed.from_bytes(model.to_bytes())
         model.learn_one(y=1.0, id=1)
         at_once.learn_one(x, 1.0)
         assert inside(model.model) == inside(at_once)
-    for value in (pd.NaT, pd.NA, [1.0], np.ones(2)):
+    for value in ([1.0], np.ones(2), datetime.timedelta(1), pd.Timestamp(1)):
         with pytest.raises(ValueError, match="samples that wait must be strings, numbers, booleans, None, dates"):
             model.predict_one({"a": value}, id=1)
     assert model.open_ids_ == 0

@@ -443,14 +443,41 @@ def test_missing_targets_and_labels_are_errors_that_name_what_to_do():
             lambda: SepSAClassifier().partial_fit(X, [datetime.date(2026, 1, 1)] * 4),
             r"labels that are texts or numbers, got datetime.date\(2026, 1, 1\): .*y.astype\(str\)",
         ),
+        (
+            lambda: SepSAClassifier().fit(X, pd.array(["a", None, "b", "b"], "string")),
+            r"contains NaN, <NA>: leave such",
+        ),
+        (
+            lambda: SepSAClassifier().fit(X, np.array(["NaT", 1, 2, 2], "M8[D]")),
+            "got NaT: leave rows without a label out",
+        ),
+        (
+            lambda: SepSARegressor().fit(X, np.array(["NaT", 1, 2, 2], "M8[D]")),
+            r"numbers, got datetime64\[D\]: convert it",
+        ),
+        (
+            lambda: SepSARegressor().partial_fit(X, np.arange(4).astype("m8[s]")),
+            r"numbers, got timedelta64\[s\]: convert",
+        ),
+        (lambda: SepSARegressor(loss=["huber"]).partial_fit(X, y[2:] * 2), "loss must be one of 'huber'"),
     ):
         with pytest.raises(ValueError, match=said):
             call()
 
 
-@pytest.mark.parametrize("unit", ["D", "s", "ns"])
-def test_dates_are_labels_that_are_saved(unit):
-    X, y = np.arange(8.0)[:, None], np.array(["2026-01-01", "2026-03-01"] * 4, f"M8[{unit}]")
+def test_help_of_a_class_below_describes_the_parameters_once():
+    for doc in ("A regressor of mine.", SepSARegressor.__doc__):
+        assert type("Mine", (SepSARegressor,), {"__doc__": doc}).__doc__.count("Args:") == 1
+
+
+@pytest.mark.parametrize("dtype", ["M8[D]", "M8[s]", "M8[ns]", "m8[s]"])
+def test_dates_are_labels_that_are_saved(dtype):
+    X, y = np.arange(8.0)[:, None], np.array(["2026-01-01", "2026-03-01"] * 4, "M8[D]")
+    y = y.astype(dtype) if "M" in dtype else (y - y[0]).astype(dtype)
+    with pytest.raises(ValueError, match="numbers, strings and dates are not mixed"):
+        SepSAClassifier((), random_state=0).partial_fit(X, y).partial_fit(X, ["a", "b"] * 4)
+    told = SepSAClassifier((), random_state=0).prequential(X, y)
+    assert np.isnat(told[0])  # before the first class
     for labels in (y, pd.Series(y)):
         model = SepSAClassifier((), random_state=0).partial_fit(X, labels)
         loaded = SepSAClassifier.from_bytes(model.to_bytes())
@@ -467,3 +494,8 @@ def test_sparse_columns_may_hold_nan_or_another_number_where_nothing_is_stored()
         sparse = dense.astype({name: pd.SparseDtype(float, fills[name]) for name in names})
         told = [SepSARegressor(body="fourier", random_state=0).prequential(part, y) for part in (dense, sparse)]
         np.testing.assert_array_equal(*told)
+    flags = pd.DataFrame(X > 0).add_prefix("x")
+    told = [
+        SepSARegressor(body="fourier", random_state=0).prequential(X, y) for X in (flags, flags.astype("Sparse[bool]"))
+    ]
+    np.testing.assert_array_equal(*told)

@@ -241,6 +241,10 @@ def test_dates_are_keys(tmp_path):
         keyed.commit()
     with KeyedLearner(estimator(), tmp_path / "keys") as keyed:
         assert list(keyed) == [day, datetime.datetime(2026, 3, 1)]
+        for i in range(2):  # nanoseconds are no datetime
+            keyed.prequential([np.datetime64(i, "ns"), np.timedelta64(i, "ns"), i], np.ones((3, 3)), [1.0, 2.0, 3.0])
+        assert len(keyed) == 8
+        assert all(key in keyed for key in keyed)
 
 
 def test_texts_in_nested_lists_are_an_error_that_names_a_frame():

@@ -46,12 +46,16 @@ def pack_label(label: Hashable) -> Any:
     """A name, a label or a key as plain data: strings, numbers, booleans, None and dates, and tuples of them."""
     if label is None or type(label) in (str, bool, int, float):
         return label
-    if isinstance(label, np.generic) and type(label.item()) in (str, bool, int, float):
+    if isinstance(label, np.generic) and label.dtype.kind not in "mM" and type(label.item()) in (str, bool, int, float):
         return {"numpy": label.dtype.str, "value": label.item()}
     if type(label) is tuple:
         return {"tuple": [pack_label(part) for part in label]}
+    if isinstance(label, (np.datetime64, np.timedelta64)):
+        return {"numpy": label.dtype.str, "value": label.astype(np.int64).item()}
     if isinstance(label, date) and label == label:
-        return {"datetime" if isinstance(label, datetime) else "date": label.isoformat()}
+        kind = datetime if isinstance(label, datetime) else date
+        if kind.fromisoformat(label.isoformat()) == label:  # not the nanoseconds of pandas
+            return {kind.__name__: label.isoformat()}
     raise ValueError(
         "names of features, classes, keys and samples that wait must be strings, numbers, booleans, None, dates or "
         f"tuples of these, got {label!r} of type {type(label).__name__}"
@@ -70,6 +74,8 @@ def unpack_label(name: str, value: Any) -> Hashable:
                 ((kind, text),) = value.items()
                 return {"date": date, "datetime": datetime}[kind].fromisoformat(text)
             dtype = np.dtype(value["numpy"])
+            if dtype.kind in "mM":
+                return np.int64(value["value"]).astype(dtype)
             if dtype.kind != "V":  # numpy.void(n) takes n bytes
                 return dtype.type(value["value"])
         except (KeyError, TypeError, ValueError):
@@ -99,8 +105,9 @@ def packed(key: Hashable) -> str:
 
 def plain(key: Hashable) -> Any:
     """The key with Python values for NumPy's scalars."""
-    if isinstance(key, (np.datetime64, np.timedelta64)):
-        key = key.astype(f"{key.dtype.kind}8[us]")  # of nanoseconds `item` makes an integer
+    if isinstance(key, (np.datetime64, np.timedelta64)):  # of nanoseconds `item` makes an integer
+        exact = key.astype(f"{key.dtype.kind}8[us]")
+        return exact.item() if exact == key and key.dtype.kind == "M" else key
     if isinstance(key, tuple):
         return tuple(plain(part) for part in key)
     return key.item() if isinstance(key, np.generic) else key

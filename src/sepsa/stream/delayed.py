@@ -14,7 +14,7 @@ from sklearn.base import BaseEstimator
 from sepsa.interrupt import DeferredInterrupt
 from sepsa.states import schema
 from sepsa.states.objects import MISFITS, Saves, has_state, rebuilt_as
-from sepsa.states.plain import packed, unpack_label
+from sepsa.states.plain import pack_label, packed, unpack_label
 from sepsa.validation import at_least
 
 
@@ -185,7 +185,8 @@ class Delayed(Saves, base.Wrapper, base.Estimator, BaseEstimator):  # type: igno
 def line_of(sample: Sequence[Any]) -> str:
     """The keys of a sample, and its features by name, as a line of text."""
     *keys, x = sample
-    return packed((*keys, tuple(x), tuple(x.values())))
+    values = (None if type(value).__name__ in ("NAType", "NaTType") else value for value in x.values())  # of pandas
+    return json.dumps(pack_label((*keys, tuple(x), tuple(values))))
 
 
 def read_sample(line: str) -> list[Any]:

@@ -393,8 +393,8 @@ def explained(**given: Any) -> Iterator[None]:
                         "rescale it, or convert an identifier to text"
                     ) from None
         raise
-    except ValueError as error:
-        text = str(error)
+    except (TypeError, ValueError) as error:
+        text = str(error).replace("boolean value of NA is ambiguous", "Input y contains NaN, <NA>")
         if text.startswith(("Input y contains", "Input contains NaN")):  # X and sample_weight are named otherwise
             keep = "pandas.notna(y)" if "NaN" in text else "numpy.isfinite(y)"
             raise ValueError(

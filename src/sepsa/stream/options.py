@@ -49,7 +49,8 @@ class NamedOptions:
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
-        if not cls.__doc__ or not hasattr(cls, "__dataclass_fields__") or cls.__module__ == __name__:
+        doc = inspect.cleandoc(cls.__doc__ or "")
+        if not doc or "\nArgs:\n" in doc or cls.__module__ == __name__:
             return
         texts = {
             name: text for base in cls.__mro__[::-1] for name, text in descriptions().get(base.__name__, {}).items()
@@ -58,7 +59,7 @@ class NamedOptions:
         args = "Args:\n" + "\n".join(
             textwrap.fill(line, 112, initial_indent=" " * 4, subsequent_indent=" " * 8) for line in lines
         )
-        parts = re.split(r"\n\n(?=(?:Attributes|See also|Examples):\n)", inspect.cleandoc(cls.__doc__), maxsplit=1)
+        parts = re.split(r"\n\n(?=(?:Attributes|See also|Examples):\n)", doc, maxsplit=1)
         cls.__doc__ = "\n\n".join([parts[0], args, *parts[1:]])
 
     if not TYPE_CHECKING:  # type checkers and editors see the constructor of the dataclass

@@ -181,6 +181,8 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
                     f"y must hold numbers, got {value!r}: leave rows without a target out, and use SepSAClassifier for "
                     "classes"
                 )
+        if given.dtype.kind in "mM":
+            raise ValueError(f"y must hold numbers, got {given.dtype}: convert it, as by y.astype(float)")
         rows, targets, weights = self._check_data(X, y, sample_weight, reset, multi_output=True, y_numeric=True)
         shape = targets.shape[1:]
         if reset:
@@ -210,6 +212,12 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
+
+
+def kind_of_labels(labels: Labels) -> str:
+    """The letter of a dtype, one for all numbers and one for all texts."""
+    kind = labels.dtype.kind
+    return "f" if kind in "biu" else "U" if kind in "OT" else kind
 
 
 def is_target(value: Any) -> bool:
@@ -332,7 +340,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
             return (scores > 0.5).astype(np.int64) if method == "predict" else self._probabilities(scores, loss)[..., 1]
         proba = np.zeros(scores.shape)
         best: Labels = np.zeros(len(scores), self.classes_.dtype)
-        best[:] = "" if best.dtype.kind == "O" else best
+        best[:] = {"O": "", "M": "NaT", "m": "NaT"}.get(best.dtype.kind, best)
         for rows, columns in self._column_groups(known):
             some = scores[rows][:, columns]
             best[rows] = self.classes_[columns][some.argmax(1)]
@@ -395,7 +403,9 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         return {
             "classes": {
                 "dtype": self.classes_.dtype.str,
-                "labels": (self.classes_.astype(str) if self.classes_.dtype.kind == "M" else self.classes_).tolist(),
+                "labels": (
+                    self.classes_.astype(np.int64) if self.classes_.dtype.kind in "mM" else self.classes_
+                ).tolist(),
             },
             "columns": self._columns.astype(np.int64),
             "calibration_loss": self._loss.copy(),
@@ -517,10 +527,10 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
 
     def _add_classes(self, labels: Labels) -> None:
         """Add classes to `classes_`; outputs keep their columns and new ones come last, in order."""
-        if len(self.classes_) and (self.classes_.dtype.kind in "biuf") != (labels.dtype.kind in "biuf"):
+        if len(self.classes_) and kind_of_labels(self.classes_) != kind_of_labels(labels):
             raise ValueError(
                 f"y has labels of dtype {labels.dtype} where classes_ has {self.classes_.dtype}: "
-                "numbers and strings are not mixed"
+                "numbers, strings and dates are not mixed"
             )
         wider = np.union1d(self.classes_, labels)
         columns = np.empty(len(wider), np.intp)
@@ -546,6 +556,8 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
                         f"y must hold labels that are texts or numbers, got {label!r}: leave rows without a label "
                         "out, and write others as texts, y.astype(str)"
                     )
+            if labels.dtype.kind in "mM" and np.isnat(labels).any():
+                raise ValueError("y must hold labels, got NaT: leave rows without a label out")
             check_classification_targets(labels)
             return rows, labels, weights
         labels = dense(labels)

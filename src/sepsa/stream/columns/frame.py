@@ -115,9 +115,9 @@ def is_frame(X: object) -> bool:
 
 def as_pandas(X: Any) -> Any:
     """A frame of Polars, Arrow or another library that narwhals reads as one of pandas; anything else as it is."""
-    if is_frame(X):  # scikit-learn reads sparse columns where all are, and the number that is not stored is 0
+    if is_frame(X):  # scikit-learn reads sparse columns where all are, of numbers, and the one that is not stored is 0
         sparse = {name: dtype for name, dtype in X.dtypes.items() if hasattr(dtype, "fill_value")}
-        full = len(sparse) < X.shape[1] or any(dtype.fill_value != 0 for dtype in sparse.values())
+        full = len(sparse) < X.shape[1] or any(one.fill_value != 0 or one.kind == "b" for one in sparse.values())
         return X.astype({name: dtype.subtype for name, dtype in sparse.items()}) if sparse and full else X
     if not hasattr(type(X), "columns"):
         return X
