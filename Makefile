@@ -37,9 +37,9 @@ check: lint
 portable: $(STAMP) kernels
 	$(BIN)/python tests/portable.py
 
-# One compilation of each numba kernel for all workers of pytest.
+# The library of compiled kernels in src/, if it is not there for these sources.
 kernels: $(STAMP)
-	$(BIN)/sepsa compile --processes 2
+	$(BIN)/python -m sepsa.compiled.build --missing
 
 lint: $(STAMP)
 	$(BIN)/ruff check
@@ -60,7 +60,7 @@ docs: $(SITE)/installed
 
 # Sdist and wheel in dist/, checked; README's code runs with the wheel in an empty environment, outside the repository.
 dist:
-	$(PYTHON) .ci/wheel $(DIST) core stream
+	$(PYTHON) .ci/wheel $(DIST) core stream shell
 
 $(STAMP): pyproject.toml constraints.txt
 	PYTHON=$(PYTHON) .ci/install $(VENV) dev

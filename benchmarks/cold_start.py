@@ -1,83 +1,102 @@
-"""What the first call costs on a new machine, by interface: processor and wall seconds, and the lines that it prints.
+"""What an installation takes, and the first prediction in a new process: megabytes and seconds, by extra.
 
-    python benchmarks/cold_start.py [--processes 1 2] [--only SepSARegressor ...]
+    make dist && python benchmarks/cold_start.py FOLDER [--rounds 15]
 
-Writes cold_start-aarch64.json or cold_start-x86_64.json. Each call runs in a fresh interpreter with an empty folder of
-compiled code (`SEPSA_CACHE`), which then serves a second, warm call. `--processes` limits the cores of the interpreter,
-and so how many processes compile at once. The last rows are in one folder, one interface after the other: what is
-compiled for one serves the next. An interface whose package is not installed is left out.
+Writes cold_start.json. Each extra has an environment of its own in FOLDER, with the wheel in dist/, neither torch nor
+numba. A new interpreter makes its first prediction, in turns with one that only imports the package beside which it
+works: scikit-learn, River, or NumPy where there is none.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import os
-import platform
-import resource
+import statistics
 import subprocess
 import sys
-import tempfile
 import time
+import venv
 from pathlib import Path
 from typing import Any
 
 from measure import write
 
+ROOT = Path(__file__).resolve().parents[1]
 ROWS = "import numpy as np; r = np.random.default_rng(0); X = r.normal(size=(300, 4)); y = X[:, 0] + np.sin(X[:, 1]); "
-CALLS = {
-    "SepSARegressor": ROWS + "from sepsa import SepSARegressor; SepSARegressor().partial_fit(X, y).predict(X)",
-    "SepSARegressor, fit": ROWS + "from sepsa import SepSARegressor; SepSARegressor().fit(X, y).predict(X)",
-    "SepSAClassifier": ROWS + "from sepsa import SepSAClassifier; SepSAClassifier().partial_fit(X, y > 0, [0, 1])",
-    "SepSAForecaster": ROWS + "from sepsa import SepSAForecaster; SepSAForecaster(2, lags=4).prequential(y)",
-    "river": ROWS
-    + "from sepsa.river import SepSARegressor; m = SepSARegressor(); [m.learn_one({'a': a}, a) for a in y]",
-    "sepsa stream": "import sys; sys.argv[1:] = ['stream', 'table.csv', '--target', 'y', '--predictions', 'out.csv']; "
-    "from sepsa.cli import main; main()",
-}
+REGRESSOR = "from sepsa import SepSARegressor; SepSARegressor().partial_fit(X, y).predict(X)"
+CLASSIFIER = "from sepsa import SepSAClassifier; SepSAClassifier().partial_fit(X, y > 0, [0, 1]).predict(X)"
+FORECASTER = "from sepsa import SepSAForecaster; SepSAForecaster(2, lags=4).learn(y).predict()"
+RIVER = (
+    "from sepsa.river import SepSARegressor; m = SepSARegressor(); m.learn_one({'a': 1.0}, 1.0).predict_one({'a': 2.0})"
+)
+STREAM = "import sys; sys.argv[1:] = ['stream', 'table.csv', '--target', 'y', '--predictions', 'out.csv']; "
+STREAM += "from sepsa.cli import main; main()"
+# The interface, its extra, its program, and what it is compared with.
+CALLS = (
+    ("regressor", "stream", ROWS + REGRESSOR, "import sklearn.linear_model"),
+    ("classifier", "stream", ROWS + CLASSIFIER, "import sklearn.linear_model"),
+    ("River", "river", RIVER, "import river.linear_model"),
+    ("forecaster", "core", ROWS + FORECASTER, "import numpy"),
+    ("sepsa stream", "shell", STREAM, "import pyarrow.csv"),
+)
 
 
-def call(code: str, cache: Path, folder: Path, cores: int) -> dict[str, Any]:
-    """One call in a new interpreter on so many cores."""
-    environment = os.environ | {"SEPSA_CACHE": str(cache), "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
-    if hasattr(os, "sched_setaffinity"):
-        code = f"import os; os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:{cores}]); {code}"
-    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
-    wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+def environment(folder: Path, extra: str, wheel: Path) -> Path:
+    """The interpreter of an environment with the wheel and an extra."""
+    home = folder / extra
+    if not home.is_dir():
+        venv.create(home, with_pip=True)
+        wanted = str(wheel) if extra == "core" else f"sepsa[{extra}] @ {wheel.as_uri()}"
+        command = [home / "bin/pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt", wanted]
+        subprocess.run(command, check=True)
+    return home / "bin/python"
+
+
+def installed(python: Path) -> dict[str, Any]:
+    """The megabytes of what was installed but pip, and that neither torch nor numba is there."""
+    packages = next((python.parents[1] / "lib").glob("python*/site-packages"))
+    size = sum(
+        file.stat().st_size
+        for entry in packages.iterdir()
+        if not entry.name.startswith(("pip", "setuptools", "_distutils"))
+        for file in (entry.rglob("*") if entry.is_dir() else [entry])
+        if file.is_file() and "__pycache__" not in file.parts
+    )
+    assert not any((packages / name).exists() for name in ("torch", "numba", "llvmlite"))
+    return {"megabytes": round(size / 1e6)}
+
+
+def seconds(python: Path, program: str, folder: Path) -> float:
+    """How long a new interpreter takes for a program."""
+    start = time.perf_counter()
+    done = subprocess.run([python, "-c", program], cwd=folder, capture_output=True, text=True)
     if done.returncode:
         sys.exit(done.stderr)
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    lines = sum(line.startswith("sepsa: compiling") for line in done.stderr.splitlines())
-    return {"processor": round(used, 2), "wall": round(wall, 2), "lines": lines}
+    return time.perf_counter() - start
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--only", nargs="+", choices=CALLS, default=list(CALLS))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
-    names = [name for name in options.only if name != "river" or importlib.util.find_spec("river")]
-    found: list[dict[str, Any]] = []
-
-    def measure(name: str, cores: int, cache: Path, folder: Path, empty: bool) -> None:
-        first, second = (call(CALLS[name], cache, folder, cores) for _ in range(2))
-        found.append({"interface": name, "cores": cores, "empty": empty, "first": first, "second": second})
-        print(
-            f"{name:20s} {cores:2d} cores, {'an empty cache' if empty else 'after the former'}: {first}, then {second}",
-            flush=True,
-        )
-
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        rows = "".join(f"{i % 7},{i % 11},{i % 5}\n" for i in range(300))
-        (folder / "table.csv").write_text("a,b,y\n" + rows)
-        for cores in options.processes:
-            for name in names:
-                measure(name, cores, folder / f"{cores} {name}", folder, True)
-        for name in names:
-            measure(name, options.processes[-1], folder / "all", folder, False)
-    write(f"cold_start-{platform.machine()}", {"load": os.getloadavg()[0], "found": found})
+    folder = options.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = "".join(f"{i % 7},{i % 11},{i % 5}\n" for i in range(300))
+    (folder / "table.csv").write_text("a,b,y\n" + rows)
+    wheel = next((ROOT / "dist").glob("*.whl"))
+    found = []
+    for name, extra, program, bare in CALLS:
+        python = environment(folder, extra, wheel)
+        seconds(python, program, folder), seconds(python, bare, folder)  # which compile modules
+        pairs = [(seconds(python, program, folder), seconds(python, bare, folder)) for _ in range(options.rounds)]
+        ours, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
+        more = sorted(one - other for one, other in pairs)
+        spread = [round(more[len(more) // 4], 3), round(more[3 * len(more) // 4], 3)]
+        row = {"interface": name, "extra": extra, **installed(python), "seconds": round(ours, 3), "bare": bare}
+        row |= {"bare seconds": round(theirs, 3), "more": round(statistics.median(more), 3), "quartiles": spread}
+        found.append(row)
+        print(row, flush=True)
+    write("cold_start", {"wheel": wheel.name, "rounds": options.rounds, "found": found})
 
 
 if __name__ == "__main__":

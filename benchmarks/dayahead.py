@@ -134,7 +134,7 @@ def main() -> None:
         print_table()
         return
     options.work.mkdir(exist_ok=True)
-    os.environ.setdefault("NUMBA_NUM_THREADS", "1")  # processor seconds of one core
+    os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")  # processor seconds of one core
     paths = [path for name in options.only if (path := options.data / f"{name}.npz").exists()]
     jobs = [
         (path, kind, seed)

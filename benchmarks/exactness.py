@@ -274,8 +274,8 @@ def routes() -> list[Route]:
     return [
         Route("RLS, torch", rls, within=partial(force, "torch")),
         Route("RLS, torch, forgetting 0.99", partial(rls, forgetting=0.99), within=partial(force, "torch")),
-        Route("RLS, numba", rls, within=partial(force, "numba")),
-        Route("RLS, numba, forgetting 0.99", partial(rls, forgetting=0.99), within=partial(force, "numba")),
+        Route("RLS, compiled", rls, within=partial(force, "compiled")),
+        Route("RLS, compiled, forgetting 0.99", partial(rls, forgetting=0.99), within=partial(force, "compiled")),
         Route("RLS, captured", rls, captured),
         Route("RLS, merged deltas", rls, merged),
         Route("PerOutput(RLS)", per_output),

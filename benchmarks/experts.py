@@ -34,9 +34,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from measure import machine
 
+from sepsa.compiled.kernels import kernel
 from sepsa.stream.experts import EXPERTS
 from sepsa.stream.experts.frame import Expert, given, row
-from sepsa.stream.kernels.compilation import kernel
 from sepsa.stream.kernels.views import Group
 from sepsa.stream.learner import StreamLearner
 from sepsa.stream.options import RiverOptions
@@ -62,7 +62,7 @@ class Stream(NamedTuple):
 silent = Group(given, "left out")
 
 
-@kernel(cost=0.3)
+@kernel
 def learn_nothing(model, e):
     return 0
 
@@ -71,7 +71,7 @@ def learn_nothing(model, e):
 def leaving_out(place: int) -> Expert:
     """An expert, the last of all, that lets the one in this place answer as the network does."""
 
-    @kernel(cost=0.3)
+    @kernel
     def answer(model, e):
         answers = row.ANSWERS(model)
         for k in range(answers.shape[1]):

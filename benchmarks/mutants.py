@@ -6,8 +6,8 @@
 
 Each mutant is applied to a copy of the tree, and its tests run there until the first failure. A run resumes where the
 last one ended, unless `--again`.
-Kernels run as plain Python (plain_kernels.py), so nothing is compiled for a mutant. In the end every test that killed a
-mutant is run on the source as it is, where it must pass.
+Kernels run as plain Python (tests/plain_kernels.py), so nothing is compiled for a mutant. In the end every test that
+killed a mutant is run on the source as it is, where it must pass.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ REFUSED = Tests(
     ["tests/heads/test_rls.py", "tests/heads/test_checks.py", "tests/heads/test_properties.py"],
     "bad_samples or (test_checks and samples) or (bad and RLS)",
 )
-COMPILED_RLS = Tests(["tests/heads/test_rls.py"], "numba and (block_equals or forgetting_keeps or rotation)", True)
-COMPILED_SET = Tests(["tests/heads/test_rls.py"], "numba and somebody_else_set", True)
+IN_LOOPS = Tests(["tests/heads/test_rls.py"], "compiled and (block_equals or forgetting_keeps or rotation)", True)
+COMPILED_SET = Tests(["tests/heads/test_rls.py"], "compiled and somebody_else_set", True)
 DELTA = Tests(["tests/heads/test_delta.py"])
 BIAS = Tests(["tests/heads/test_bias.py"])
 LBFGS = Tests(["tests/heads/test_lbfgs.py"])
@@ -119,8 +119,8 @@ MATH = "heads/math/least_squares.py"
 RIDGE = "heads/math/ridge.py"
 ENTROPY = "heads/math/cross_entropy.py"
 QUASI = "heads/math/quasi_newton.py"
-NUMBA = "heads/backends/numba_kernels.py"
-NUMBA_LINALG = "heads/backends/numba_linalg.py"
+COMPILED = "compiled/least_squares.py"
+ALGEBRA = "compiled/linear_algebra.py"
 OBSERVER = "observe/observer.py"
 ROBUST_KERNEL = "stream/kernels/robust.py"
 BODY = "stream/kernels/body.py"
@@ -156,18 +156,18 @@ MUTANTS = [
     Mutant("math/softmax: the share that fades", ENTROPY, "state.shares + (1 - lam) + U", "state.shares + U", SOFTMAX),
     Mutant("math/softmax: a large block twice", ENTROPY, "A=block.old + block.M", "A=block.old + 2 * block.M", SOFTMAX),
     Mutant("math/softmax: another ridge", ENTROPY, "T=T, ridge_left=ridge * share", "T=T, ridge_left=ridge", LOGISTIC),
-    Mutant("backends/numba: the root", NUMBA_LINALG, "-1.0 / (g + math.sqrt(g))", "-1.0 / (g + 1.0)", COMPILED_RLS),
-    Mutant("backends/numba: a missing term", NUMBA, "energy[o] += q * pull * pull", "pass", COMPILED_RLS),
-    Mutant("backends/numba: a swapped index", NUMBA_LINALG, "x[j] -= C[i, j] * c", "x[j] -= C[j, i] * c", COMPILED_RLS),
-    Mutant("backends/numba: the cursor stays", NUMBA, "cursor = restored_coordinate(cursor, count, p)",
-           "cursor = cursor % p", COMPILED_RLS),
-    Mutant("backends/numba: a head that overflows", NUMBA, "if not abs(to_head(W[o, j])) < np.inf:", "if False:",
+    Mutant("backends/compiled: the root", ALGEBRA, "-1.0 / (g + math.sqrt(g))", "-1.0 / (g + 1.0)", IN_LOOPS),
+    Mutant("backends/compiled: a missing term", COMPILED, "energy[o] += q * pull * pull", "pass", IN_LOOPS),
+    Mutant("backends/compiled: a swapped index", ALGEBRA, "x[j] -= C[i, j] * c", "x[j] -= C[j, i] * c", IN_LOOPS),
+    Mutant("backends/compiled: the cursor stays", COMPILED, "cursor = restored_coordinate(cursor, count, p)",
+           "cursor = cursor % p", IN_LOOPS),
+    Mutant("backends/compiled: a head that overflows", COMPILED, "if not abs(to_head(W[o, j])) < np.inf:", "if False:",
            Tests(["tests/heads/test_properties.py"], "RLS and cannot_hold", True)),
-    Mutant("backends/numba: the bias", NUMBA, "+ (bias[o] - to_head(W[o, k]))", "", COMPILED_SET),
-    Mutant("backends/numba: strides", "heads/backends/numba_least_squares.py", "and features.is_contiguous()", "",
+    Mutant("backends/compiled: the bias", COMPILED, "+ (bias[o] - to_head(W[o, k]))", "", COMPILED_SET),
+    Mutant("backends/compiled: strides", "heads/backends/compiled_least_squares.py", "and features.is_contiguous()", "",
            STRIDES),
-    Mutant("backends/numba: the snapshot", "heads/backends/numba_least_squares.py", "self.weight.copy()", "self.weight",
-           UNDO),
+    Mutant("backends/compiled: the snapshot", "heads/backends/compiled_least_squares.py", "self.weight.copy()",
+           "self.weight", UNDO),
     Mutant("backends/large: residuals", "heads/backends/large_block.py", "len(e))) * lam**0.5", "len(e)))", LARGE),
     Mutant("backends/large: energy", "heads/backends/large_block.py", "lam * state.energy + new", "state.energy + new",
            LARGE),
@@ -329,7 +329,7 @@ class Tree:
 
     def __init__(self, source: Path, folder: Path) -> None:
         ignored = shutil.ignore_patterns(".git", ".venv", "*.pyc", ".mypy_cache", ".ruff_cache", "site", "results")
-        if not folder.exists():  # with numba's cache, and times that fit it
+        if not folder.exists():
             shutil.copytree(source, folder, ignore=ignored, symlinks=True)
         self.folder = folder
 
@@ -351,7 +351,7 @@ class Tree:
         text, times = path.read_text(encoding="utf-8"), path.stat()
         try:
             path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
-            os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # kernels beside it stay in numba's cache
+            os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
             for test in known:
                 if (self.folder / test.partition("::")[0]).is_file():
                     result = self.run(Tests([test], plain=mutant.tests.plain))
@@ -391,14 +391,12 @@ class Tree:
         sys.path[:0] = sources
         os.environ.update(PYTHONPATH=os.pathsep.join(sources), PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1")
         sys.dont_write_bytecode = True
-        if tests.plain:
-            sys.path.insert(1, str(HERE))
-            import plain_kernels  # noqa: F401
         import pytest
 
         seen = Seen()
         files = [file for file in tests.files if "::" in file or Path(file).exists()]
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+        plain = ["-p", "plain_kernels"] if tests.plain else []
+        options = [*plain, "-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
         code = pytest.main([*files, *options, *(["-k", tests.chosen] if tests.chosen else [])], plugins=[seen])
         if code not in (0, 1) and seen.failed is None:
             seen.failed = f"an error of the collection ({int(code)})"

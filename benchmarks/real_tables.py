@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("NUMBA_NUM_THREADS", "1")  # processes take the processors: --jobs
+os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")  # processes take the processors: --jobs
 
 import argparse
 import math

@@ -48,7 +48,7 @@ def timed(arguments: list[str]) -> dict[str, float]:
     start = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, *arguments], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "LOKY_MAX_CPU_COUNT": "1"},
         preexec_fn=lambda: os.sched_setaffinity(0, {core}),
     )  # fmt: skip
     _, status, usage = os.wait4(process.pid, 0)

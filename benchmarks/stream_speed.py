@@ -116,7 +116,7 @@ def river_model(X: Array, Y: Array, name: str) -> LearnStream:
 
 
 CONTESTANTS = (
-    Contestant("sepsa engine", "numba", engine),
+    Contestant("sepsa engine", "numpy", engine),
     Contestant("sepsa network alone", "sklearn", partial(default_learner, body="fourier")),
     Contestant("sepsa default learner", "sklearn", default_learner),
     Contestant("sepsa in scikit-learn", "sklearn", sklearn_interface),

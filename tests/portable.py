@@ -47,7 +47,6 @@ SETTINGS = {
     "torch default": {
         "ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "DEFAULT" if ARM else "SSE41"
     },
-    "numba generic": {"NUMBA_CPU_NAME": "generic"},  # with no features of this processor: no AVX
     f"OpenBLAS {OLDER}": {"OPENBLAS_CORETYPE": OLDER},
     f"OpenBLAS {NEWER}": {"OPENBLAS_CORETYPE": NEWER},
     "perturbed": {},

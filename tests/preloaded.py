@@ -24,7 +24,7 @@ import warnings
 from pathlib import Path
 
 MODULES = (
-    "torch._dynamo", "numba", "sklearn.datasets", "pandas", "matplotlib.pyplot", "pyarrow.parquet", "rich.progress",
+    "torch._dynamo", "sklearn.datasets", "pandas", "matplotlib.pyplot", "pyarrow.parquet", "rich.progress",
     "typer",
 )  # fmt: skip
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"}
@@ -52,7 +52,6 @@ def serve(address):
     for module in MODULES:
         with contextlib.suppress(ModuleNotFoundError):  # of an extra that is not installed
             __import__(module)
-    sys.modules["numba"].njit(lambda: None)()  # the first call of a compiled function imports most of numba
     gc.collect()
     gc.freeze()  # so that collections in forks do not copy the memory of the packages
     with socket.socket(socket.AF_UNIX) as listener:
@@ -133,7 +132,6 @@ def run(arguments, folder, environment, streams):
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(ENVIRONMENT | environment)
-    sys.modules["numba"].core.config.reload_config()
     sys.path[1:1] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     option, *rest = arguments
     if option == "-m":

@@ -12,7 +12,7 @@ from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SepSA, SoftmaxNew
 from sepsa.heads.backends.choose import force
 
 
-@pytest.fixture(params=["numba", "torch"], autouse=True)
+@pytest.fixture(params=["compiled", "torch"], autouse=True)
 def path(request):
     with force("torch" if request.param == "torch" else None):
         yield request.param

@@ -19,12 +19,13 @@ def sepsa(*arguments):
 
 
 def test_a_missing_extra_is_one_line(capsys):
-    for extra in ("demo", "stream"):
-        with pytest.raises(typer.Exit) as refused, cli.extras(extra):
-            raise ModuleNotFoundError("No module named 'rich'", name="rich")
+    for missing, extra in (("rich", "demo"), ("pyarrow.csv", "shell"), ("sklearn", "stream")):
+        with pytest.raises(typer.Exit) as refused, cli.extras("demo" if missing == "rich" else "shell"):
+            raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
         assert refused.value.exit_code == 1
         assert capsys.readouterr().err == (
-            f"the command line needs rich, which is not installed: pip install 'sepsa[{extra}]'\n"
+            f"the command line needs {missing.partition('.')[0]}, which is not installed: "
+            f"pip install 'sepsa[{extra}]'\n"
         )
     with pytest.raises(ModuleNotFoundError, match="absent"), cli.extras():
         raise ModuleNotFoundError("No module named 'sepsa.absent'", name="sepsa.absent")
@@ -36,7 +37,6 @@ def test_a_missing_extra_is_one_line(capsys):
         (("report", "none"), 1, "none: no such file or directory: check the path"),
         (("report", "."), 2, ". is a folder: give a saved model"),
         (("report", "m", "--out", "-"), 2, "--out must name a file or a folder, got -, which stands for standard"),
-        (("compile", "--to", "-"), 2, "--to must name a file or a folder, got -, which stands for standard output"),
         (("inspect", "none.sepsa"), 1, "none.sepsa: no such file or directory: check the path"),
         (("predict", "none.sepsa", "none.csv"), 1, "none.sepsa: no such file or directory: check the path"),
         (("stream", "none.csv", "--target", "y"), 1, "none.csv: no such file or directory: check the path"),
@@ -116,7 +116,7 @@ def test_an_option_that_there_is_not_is_one_line():
 def test_help_the_version_and_errors_of_usage_import_no_large_package():
     code = (
         "import sys; from sepsa.cli import app\n"
-        "large = {'numba', 'numpy', 'pandas', 'pydantic', 'rich', 'torch'}\n"
+        "large = {'numpy', 'pandas', 'pydantic', 'rich', 'torch'}\n"
         "for words in (['--help'], ['stream', '--help'], ['--version'], ['predict', '--none'], ['stream', 't.csv']):\n"
         "    if words[-1] == 't.csv': large.remove('pydantic')  # typer converts words by it\n"
         "    try: app(words)\n"

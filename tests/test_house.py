@@ -12,8 +12,7 @@ from private_names import readings
 
 MOST_PRIVATE = 40  # names with an underscore that another file reads, in what trains: let it fall
 # What is asked for, the package that is not installed, and the extra that brings it.
-EXTRAS = (("sepsa.SepSARegressor", "numba", "stream"), ("sepsa.SepSARegressor", "sklearn", "stream"))
-EXTRAS += (("sepsa.river", "numba", "river"), ("sepsa.river", "river", "river"))
+EXTRAS = (("sepsa.SepSARegressor", "sklearn", "stream"), ("sepsa.river", "river", "river"))
 NEW_PROCESS = f"""
 import os, sys
 import sepsa
@@ -24,7 +23,13 @@ if os.fork() == 0:
     cells.filled(pyarrow.nulls(2, pyarrow.int8()), numpy.int8(0))
     found = {{'pandas'}} & {{*sys.modules}}
     from sepsa.stream import forecast, sklearn
-    print(sorted(found | {{'torch'}} & {{*sys.modules}}), flush=True)
+    sepsa.save, sepsa.load
+    print(sorted(found | {{'numba', 'torch'}} & {{*sys.modules}}), flush=True)
+    sys.modules['torch'] = None
+    try:
+        sepsa.SepSA
+    except ModuleNotFoundError as error:
+        print(error, flush=True)
     os._exit(0)
 os.wait()
 import torch, numpy
@@ -53,11 +58,12 @@ def said():
     return done.stdout.splitlines()
 
 
-def test_import_needs_torch_and_numpy_alone(said):
-    assert said[1] == "['sepsa']"
+def test_what_trains_torch_models_needs_torch_and_numpy_alone(said):
+    assert said[1] == "sepsa.SepSA needs torch, which is not installed: pip install 'sepsa[torch]'"
+    assert said[2] == "['sepsa']"
 
 
-def test_streams_and_tables_need_neither_torch_nor_pandas(said):
+def test_streams_tables_and_checkpoints_need_no_numba_torch_or_pandas(said):
     assert said[0] == "[]"
 
 
@@ -72,7 +78,7 @@ def test_the_public_names():
 def test_what_an_extra_brings_is_imported_when_asked_for(said):
     assert {"SepSAClassifier", "SepSARegressor"} <= set(dir(sepsa))
     assert sepsa.SepSARegressor.__name__ == "SepSARegressor"
-    assert said[2:] == [
+    assert said[3:] == [
         f"{name} needs {missing}, which is not installed: pip install 'sepsa[{extra}]'"
         for name, missing, extra in EXTRAS
     ]

@@ -30,7 +30,7 @@ def rows():
 @pytest.fixture
 def installed(bench):
     """The contestants that the test extras bring: River needs a newer Python than the oldest."""
-    brought = ("numba", *["river"][:THERE], "torch", "sklearn")
+    brought = ("numpy", *["river"][:THERE], "torch", "sklearn")
     return [c for c in bench.CONTESTANTS if c.package in brought]
 
 

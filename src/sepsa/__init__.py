@@ -55,7 +55,6 @@ __all__ = [
 # Imported together when the first of them is asked for: the command line prints help and errors without torch.
 _CORE = {
     "capture": (),
-    "checkpoint": ("load", "save"),
     "features": ("FourierFeatures",),
     "heads": (
         *("HeadSolver", "LogisticNewton", "NotFinite", "OnlineLBFGS", "PerOutput", "RLS", "SelfTuning"),
@@ -66,6 +65,7 @@ _CORE = {
     "optimizer": ("SepSA",),
 }
 _LAZY = {*_CORE, *itertools.chain(*_CORE.values())}
+_PLAIN = {"checkpoint": "", "load": "checkpoint", "save": "checkpoint"}  # which need numpy alone
 # Behind the extra `stream`, so imported when first asked for, and not for `import *`.
 _STREAM = {
     "OnlineIntervals": "sepsa.stream.forecast",
@@ -95,13 +95,17 @@ def __getattr__(name: str) -> Any:
     if name in _STREAM:
         with needs_extra(f"sepsa.{name}", "stream"):
             return getattr(importlib.import_module(_STREAM[name]), name)
+    if name in _PLAIN:
+        checkpoint = importlib.import_module("sepsa.checkpoint")
+        return getattr(checkpoint, name) if _PLAIN[name] else checkpoint
     if name not in _LAZY:
         raise AttributeError(f"module 'sepsa' has no attribute {name!r}")
-    for home, names in _CORE.items():
-        module = importlib.import_module(f"sepsa.{home}")
-        globals().update({each: getattr(module, each) for each in names})
+    with needs_extra(f"sepsa.{name}", "torch"):
+        for home, names in _CORE.items():
+            module = importlib.import_module(f"sepsa.{home}")
+            globals().update({each: getattr(module, each) for each in names})
     return globals()[name]
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY, *_STREAM})
+    return sorted({*globals(), *_LAZY, *_PLAIN, *_STREAM})

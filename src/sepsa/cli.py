@@ -1,4 +1,4 @@
-"""The command line: `sepsa demo`, `stream`, `predict`, `forecast`, `report`, `inspect`, `compile`.
+"""The command line: `sepsa demo`, `stream`, `predict`, `forecast`, `report`, `inspect`.
 
 Exit codes: 0 done; 1 the data, a file or the system stopped it; 2 the command is wrong; 3 more than a twentieth of the
 rows was left out; 4 a table to forecast is newest first; 130 Ctrl-C; 143 SIGTERM; 141 the reader of the output has
@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import Field, fields
@@ -148,14 +146,16 @@ def sepsa(
 
 
 @contextmanager
-def extras(extra: str = "stream") -> Iterator[None]:
+def extras(extra: str = "shell") -> Iterator[None]:
     """Convert the error for a missing package into one line that names the extra."""
     try:
         yield
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] == "sepsa":
+        missing = (error.name or "").split(".")[0]
+        if missing == "sepsa":
             raise
-        raise stopped(NEEDS_EXTRA.format(missing=error.name, extra=extra)) from None
+        needed = {"sklearn": "stream", "torch": "torch"}.get(missing, extra)
+        raise stopped(NEEDS_EXTRA.format(missing=missing, extra=needed)) from None
 
 
 @contextmanager
@@ -285,35 +285,6 @@ def plain(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-@add_command("compile")
-def compile_kernels(
-    to: Annotated[
-        Path | None, typer.Option(help="A folder for the code, which SEPSA_CACHE names where it is used.")
-    ] = None,
-    processes: Annotated[
-        int | None, typer.Option(min=1, help="How many at once (default: as many as there are idle cores).")
-    ] = None,
-) -> None:
-    """Compile all kernels now, so that the first row is fast: when a container is built, or before tests."""
-    refuse_stream("--to", to)
-    if to is not None:
-        with system_errors():
-            to.mkdir(parents=True, exist_ok=True)
-        if not os.access(to, os.W_OK):
-            raise refuse(f"--to must be a folder that can be written, got {to}: give another one")
-        os.environ["SEPSA_CACHE"] = str(to.absolute())
-    with extras(), system_errors(), warnings.catch_warnings():
-        warnings.filterwarnings("error", "sepsa: no folder for compiled code", RuntimeWarning)
-        try:
-            from sepsa.ahead import compile_all
-
-            compile_all(processes)
-        except RuntimeWarning as nowhere:
-            raise stopped(nowhere) from None
-    if to is not None:
-        typer.echo(f"export SEPSA_CACHE={shlex.quote(str(to.absolute()))}")
 
 
 def main() -> None:

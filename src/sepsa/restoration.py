@@ -21,7 +21,7 @@ def due(p: int, forgetting: float, step: int = 0, at_least: int = 0) -> int:
     `step` in each of them.
     """
     count = 0
-    if forgetting < 1.0:
+    if forgetting < 1.0 and p > 0:
         need = p * (math.log2(forgetting) / math.log2(LEAST_SHARE))
         count = math.ceil(need) if need >= 1.0 or step % math.floor(1.0 / need) == 0 else 0
     return min(p, max(count, at_least))

@@ -16,7 +16,7 @@ KINDS = ["torch", "sklearn", "command", *(["river", "keyed"] if THERE else [])]
 
 def kill(python, kinds, folder, kills, seed, rows):
     paths = os.pathsep.join([str(VICTIM.parents[1]), *sys.path])
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "PYTHONPATH": paths}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "LOKY_MAX_CPU_COUNT": "1", "PYTHONPATH": paths}
     done = subprocess.run(
         [python, str(VICTIM), ",".join(kinds), str(folder), str(kills), str(seed), str(rows)],
         env=environment, capture_output=True, text=True, timeout=3000,

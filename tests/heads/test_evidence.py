@@ -127,7 +127,7 @@ def test_a_state_says_what_its_samples_say(seed, n, k, m, bias, exponent, r, tra
     assert found.scale[:, 0].tolist() == pytest.approx(best.clip(0, 1).tolist(), rel=1e-6, abs=1e-6)
 
 
-@pytest.mark.parametrize("backend", ["numba", "torch"])
+@pytest.mark.parametrize("backend", ["compiled", "torch"])
 @pytest.mark.parametrize("batch", [1, 7, 64])
 def test_the_head_is_ridge_regression_with_the_ridge_that_it_chose(backend, batch):
     x, y, _ = samples(130)

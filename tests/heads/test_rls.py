@@ -17,7 +17,7 @@ from sepsa.heads.backends.choose import force
 from sepsa.testing import difference, snapshot
 
 
-@pytest.fixture(params=["numba", "torch"], autouse=True)
+@pytest.fixture(params=["compiled", "torch"], autouse=True)
 def path(request):
     """Every test here runs on both backends: a CPU with small p would only ever see the compiled one."""
     with force("torch" if request.param == "torch" else None):
@@ -269,11 +269,11 @@ def test_with_the_noise_given_the_prior_predicts():
 @pytest.mark.parametrize(
     ("path", "options", "noise"),
     [  # every pair of two of them
-        ("numba", {}, None),
+        ("compiled", {}, None),
         ("torch", {}, 0.5),
         ("torch", {"forgetting": 0.95}, None),
-        ("numba", {"forgetting": 0.95}, 0.5),
-        ("numba", {"tunes": True}, None),
+        ("compiled", {"forgetting": 0.95}, 0.5),
+        ("compiled", {"tunes": True}, None),
         ("torch", {"tunes": True}, 0.5),
     ],
     indirect=["path"],

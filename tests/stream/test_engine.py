@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
-import time
-from concurrent.futures import ThreadPoolExecutor, TimeoutError
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -18,7 +12,6 @@ from torch import nn
 
 from reference import covariance_of
 from sepsa import RLS, NotFinite, SepSA
-from sepsa.jit import compile_together, locked
 from sepsa.stream.engine import Engine
 from sepsa.stream.engine import options as engine_options
 from sepsa.stream.engine.options import ACTIVATIONS, OPTIMIZERS
@@ -128,10 +121,7 @@ def test_equals_sepsa_in_torch(options):
     ("activation", "tolerance"), [("relu", 1e-12), ("identity", 1e-12), ("gelu", 1e-5), ("fourier", 1e-5)]
 )
 @pytest.mark.parametrize(("optimizer", "hidden", "batch"), [("auto", (6,), 1), ("adam", (4, 3, 5), 4)])
-def test_the_body_as_plain_python_in_float64_equals_torch(activation, tolerance, optimizer, hidden, batch, monkeypatch):
-    for name, function in list(vars(body).items()):
-        if hasattr(function, "py_func"):
-            monkeypatch.setattr(body, name, function.py_func)
+def test_the_body_as_plain_python_in_float64_equals_torch(activation, tolerance, optimizer, hidden, batch):
     rng = np.random.default_rng(0)
     X, Y = rng.standard_normal((20 * batch, 5)), rng.standard_normal((20 * batch, hidden[-1]))
     pairs = [
@@ -312,49 +302,3 @@ def test_a_missing_value_is_the_mean_and_a_constant_input_counts_for_nothing_unt
     assert np.isfinite(one.predict(X[:1])).all()
     assert np.isfinite(one.learn(X[:3], Y[:3])).all()
     assert one.engine.memory("SCALE", "network")[1] == pytest.approx(1 / 7.0)
-
-
-def test_cached_code_is_compiled_again_when_a_module_beside_it_changes(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    imports = "from inlined_part import value\nfrom sepsa.jit import cached\n\n"
-    (tmp_path / "cached_kernel.py").write_text(f"{imports}@cached()\ndef call():\n    return value()\n")
-    for number in (1, 2):
-        (tmp_path / "inlined_part.py").write_text(f"from numba import njit\nvalue = njit(lambda: {number})\n")
-        os.utime(tmp_path / "inlined_part.py", (time.time() + number, time.time() + number))
-        for name in ("inlined_part", "cached_kernel"):
-            monkeypatch.delitem(sys.modules, name, raising=False)
-        assert importlib.import_module("cached_kernel").call() == number
-    assert (Path(importlib.import_module("cached_kernel").call.stats.cache_path) / "sepsa.lock").exists()
-
-
-def test_a_second_process_waits_for_the_one_that_compiles(tmp_path):
-    def second():
-        with locked(tmp_path):
-            pass
-
-    with ThreadPoolExecutor(1) as pool:
-        with locked(tmp_path):
-            waiting = pool.submit(second)
-            with pytest.raises(TimeoutError):
-                waiting.result(0.2)
-        waiting.result(60)
-
-
-class Job(NamedTuple):
-    cost: float
-
-    def compile(self):
-        pass
-
-
-def test_a_compilation_of_seconds_is_one_line_or_a_bar_on_a_terminal(capsys, monkeypatch):
-    compile_together([Job(9.0), Job(1.0)], "a test", 1)
-    assert capsys.readouterr().err == "sepsa: compiling a test: about 10 s on one idle core\n"
-    compile_together([Job(2.0)], "a test", 1)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    compile_together([Job(2.0)], "a test", 1)
-    assert capsys.readouterr().err == ""
-    compile_together([Job(5.0), Job(5.0)], "a test", 1)
-    shown = capsys.readouterr().err.split("\r")
-    bars = "[..........] 0 s", "[#####.....] 0 s", "[##########] 0 s", "done in 0 s"
-    assert [line.strip() for line in shown[1:]] == [f"sepsa: compiling a test: {bar}" for bar in bars]

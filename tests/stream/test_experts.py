@@ -16,20 +16,15 @@ from sepsa.stream.engine import Engine
 from sepsa.stream.experts import EXPERTS, bayes, linear, logistic, neighbours, products, stack, tree_growth, tree_parts
 from sepsa.stream.kernels import head
 from sepsa.stream.kernels import weigh as kernels_weigh
-from sepsa.stream.kernels.compilation import compiled
 from sepsa.stream.learner import StreamLearner
 
 OPTIONS = {"hidden": (64,), "activation": "fourier", "optimizer": "auto", "lr": 3e-3, "ridge": 10.0, "skip": True}
 OPTIONS |= {"forgetting": "auto", "loss": "huber", "experts": True}
 seeds = st.integers(0, 2**32 - 1)
-# The functions that kernels call, compiled for calls from here once on a machine.
-nearest, remember, solve, weigh, expand, rank_one, forget, learn_logistic, probabilities, learn_class, posterior = (
-    compiled(function.py_func)
-    for function in (
-        neighbours.neighbours, stack.remember, stack.solve, kernels_weigh.weigh, products.expand, head.rank_one,
-        products.forget, logistic.learn_logistic, logistic.probabilities, bayes.learn_class, bayes.posterior,
-    )
-)  # fmt: skip
+nearest, remember, solve, weigh = neighbours.neighbours, stack.remember, stack.solve, kernels_weigh.weigh
+expand, rank_one, forget = products.expand, head.rank_one, products.forget
+learn_logistic, probabilities = logistic.learn_logistic, logistic.probabilities
+learn_class, posterior = bayes.learn_class, bayes.posterior
 
 
 def steps(n, inputs=4, seed=0):

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import sepsa
 import sepsa.river
 from breaking.damage import same
+from plain_kernels import plain_kernels
 from reference import (
     candidate_weights,
     changes_of_inputs,
@@ -27,11 +28,9 @@ from reference import (
 )
 from sepsa import SepSAForecaster, SepSAPanelForecaster
 from sepsa.checkpoint import CheckpointError
-from sepsa.stream.forecast import history
-from sepsa.stream.forecast.kernels import choice, explain, heads, parts, step
+from sepsa.stream.forecast.kernels import choice
 from sepsa.stream.forecast.model import ForecastModel, Settings, own_terms
 from sepsa.stream.forecast.seasons import find_seasons
-from sepsa.stream.kernels import head, weigh
 from sepsa.stream.keyed import KeyedLearner
 
 HOUR = 3600.0
@@ -105,65 +104,19 @@ def test_no_ridge_sinks_below_half_while_nothing_is_learned(forgetting, lags):
         assert left.max() <= 2.0 * (1 + 1e-9)
 
 
-def see_arrays(monkeypatch):
-    """Let kernels run as plain Python on a model, and functions of parts return arrays of its memory."""
-
-    def seen(array):
-        return array.view(np.recarray) if array.dtype.names else array
-
-    def view(group, part):
-        def of(model, copy=0):
-            if part.kept:
-                return seen(model.memory(part.name, group.name, copy))
-            if (group, part, copy) not in model.work:
-                layout = model.memory.layout
-                sizes = layout.sizes | (layout.copies[group.name][copy] if group.repeated else {})
-                model.work[group, part, copy] = np.zeros(
-                    [each if isinstance(each, int) else sizes[each] for each in part.shape], part.dtype
-                )
-            return model.work[group, part, copy]
-
-        return of
-
-    class Plain(ForecastModel):
-        def _run(self, kernel, rows, *arrays):
-            self.work = {}
-            self.arrays = dict(zip(parts.given.slots[3:], (*self._given[3:], *arrays), strict=False))
-            return kernel.function(self, rows)
-
-    def views(group):
-        return lambda names, model, copy=0: [getattr(group, name)(model, copy) for name in names.split()]
-
-    for group in parts.GROUPS:
-        monkeypatch.setattr(group, "views", views(group))
-        for part in group.parts:
-            monkeypatch.setattr(group, part.name, view(group, part))
-    for part in parts.given.given:
-        monkeypatch.setattr(parts.given, part.name, lambda model, name=part.name: seen(model.arrays[name]))
-    for name in vars(parts.size):
-        if not name.startswith("__"):
-            monkeypatch.setattr(parts.size, name, lambda model, name=name: model.memory.layout.sizes[name])
-    monkeypatch.setattr(history, "ForecastModel", Plain)
-
-
-def test_the_kernels_as_plain_python_forecast_the_same_and_stay_within_their_arrays(monkeypatch):
+def test_the_kernels_as_plain_python_forecast_the_same_and_stay_within_their_arrays():
     """Compiled code does not notice an index beyond the end of an array; plain Python does."""
     y, x = series(40), np.random.default_rng(0).normal(size=(40, 1))
     small = {"horizon": 3, "lags": 4, "seasons": (5, 7)}
     compiled = [forecaster(**small).prequential(y), forecaster(**small).prequential(y, x, known_ahead=True)]
-    for module in (head, weigh, heads, choice, explain, step):
-        for name, function in list(vars(module).items()):
-            if hasattr(function, "py_func"):
-                monkeypatch.setattr(module, name, function.py_func)
-    see_arrays(monkeypatch)
-    plain = [forecaster(**small).prequential(y), forecaster(**small).prequential(y, x, known_ahead=True)]
+    with plain_kernels():
+        plain = [forecaster(**small).prequential(y), forecaster(**small).prequential(y, x, known_ahead=True)]
     for one, other in zip(compiled, plain, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-7)  # the order of sums differs
 
 
-def test_a_new_leader_has_the_lead_over_all_others_and_one_event_makes_none(monkeypatch):
+def test_a_new_leader_has_the_lead_over_all_others_and_one_event_makes_none():
     """The recent mean of how much smaller the errors of each naive forecast are than the leader's, when it changes."""
-    monkeypatch.setattr(choice, "exceeds", choice.exceeds.py_func)
     rng, rate = np.random.default_rng(0), 0.01
     errors = rng.exponential(size=(600, 3)) * [1.0, 1.0, 0.7]
     errors[300:310, 0] += 5.0
@@ -171,7 +124,7 @@ def test_a_new_leader_has_the_lead_over_all_others_and_one_event_makes_none(monk
     for row in errors:
         lead = row[leader] - row
         known[:, :2] += rate * (np.stack([lead, lead**2], 1) - known[:, :2])
-        leader = choice.follow_leader.py_func(known, leader, -1, rate / (2 - rate), 2.0)
+        leader = choice.follow_leader(known, leader, -1, rate / (2 - rate), 2.0)
         led.append(leader)
     assert led[-1] == 2
     recent = rate * (1 - rate) ** np.arange(600)[::-1] @ errors
@@ -182,7 +135,7 @@ def test_a_new_leader_has_the_lead_over_all_others_and_one_event_makes_none(monk
     for row in alike:
         known[1, :2] += rate * (np.array([row[0] - row[1], (row[0] - row[1]) ** 2]) - known[1, :2])
         # errors of ten rows ahead
-        assert choice.follow_leader.py_func(known.copy(), 0, -1, 10 * rate / (2 - rate), 2.0) == 0
+        assert choice.follow_leader(known.copy(), 0, -1, 10 * rate / (2 - rate), 2.0) == 0
 
 
 def test_inputs_are_lags_less_the_value_changes_of_others_and_both_by_the_time_of_the_season():

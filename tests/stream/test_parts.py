@@ -1,12 +1,14 @@
 """A table of parts: kernels see what Python wrote, and saving, checking, growth and units follow the declaration."""
 
-import ctypes
+import contextlib
 
 import numpy as np
 import pytest
 
+from plain_kernels import plain_kernels
+from sepsa.compiled import code
+from sepsa.compiled.kernels import CALL, kernel
 from sepsa.states import schema
-from sepsa.stream.kernels.compilation import kernel
 from sepsa.stream.kernels.memory import Layout, Memory
 from sepsa.stream.kernels.parts import Field, Part, Record, Rule, work
 from sepsa.stream.kernels.views import Frame, Group
@@ -34,7 +36,7 @@ pairs = Group(
 )
 
 
-@kernel(cost=1.0)
+@kernel
 def learn(model, n):
     """Learn n rows: the mean of each input, the last rows, sums over the copies of `pairs`."""
     mean, last = means.views("MEAN LAST", model)
@@ -65,14 +67,12 @@ def memory(inputs):
 
 
 def learned(made, X):
-    learn.compile()
     X = np.ascontiguousarray(X, float)
     workspace = np.zeros(made.layout.workspace)
     slots = [array.ctypes.data for array in (workspace, made.vector, made.layout.numbers, X)]
     workspace[: len(slots)].view(np.int64)[:] = slots
     made.layout.numbers[frame.positions["rows"]] = len(X)
-    call = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)(learn.address)
-    return call(workspace.ctypes.data, len(X))
+    return CALL(code.address(learn))(workspace.ctypes.data, len(X))
 
 
 @pytest.fixture
@@ -80,9 +80,11 @@ def rows():
     return np.random.default_rng(0).normal(size=(8, 2))
 
 
-def test_a_kernel_sees_arrays_records_and_copies(rows):
+@pytest.mark.parametrize("run", [contextlib.nullcontext, plain_kernels], ids=["compiled", "plain"])
+def test_a_kernel_sees_arrays_records_and_copies(rows, run):
     made = memory(2)
-    assert learned(made, rows) == 9
+    with run():
+        assert learned(made, rows) == 9
     assert np.allclose(made("MEAN", "means"), rows.mean(0))
     assert made("FILLED", "means").item() == (6, 2)
     assert np.allclose(made("LAST", "means")[[2, 3, 4, 5, 0, 1]], rows[2:])

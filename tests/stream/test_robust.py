@@ -14,12 +14,12 @@ import river_models
 from interrupts import interrupt
 from reference import RobustHeads, quantile_step
 from sepsa import FourierFeatures, SepSAClassifier, SepSARegressor
-from sepsa.jit import compile_kernels
+from sepsa.compiled import code
+from sepsa.compiled.kernels import CALL, kernel
 from sepsa.states.tree import tensors_of
 from sepsa.stream.engine import Engine
 from sepsa.stream.experts import network
 from sepsa.stream.kernels.body import GELU, activate, cosines
-from sepsa.stream.kernels.compilation import compiled, kernel
 from sepsa.stream.kernels.robust import follow_quantile
 from sepsa.stream.learner import WARM_UP, StreamLearner
 
@@ -62,19 +62,19 @@ def test_a_followed_quantile_has_its_share_above(tau):
     for value in np.abs(rng.standard_normal(20000)) * np.where(np.arange(20000) < 10000, 1.0, 1e6):
         above.append(value > quantile)
         expected = quantile_step(value, quantile, run, tau, 0.05)
-        quantile, run = follow_quantile.py_func(value, quantile, run, tau, 0.05)
+        quantile, run = follow_quantile(value, quantile, run, tau, 0.05)
         assert (quantile, run) == pytest.approx(expected)
     for half in (above[500:10000], above[10500:]):
         assert np.mean(half) == pytest.approx(1 - tau, abs=0.01)
 
 
-@kernel(cost=1.0)
+@kernel
 def up(model, row):
     network.rescale_input(model, 1, 4.0)
     return 0
 
 
-@kernel(cost=1.0)
+@kernel
 def down(model, row):
     network.rescale_input(model, 1, 0.25)
     return 0
@@ -86,10 +86,9 @@ def test_an_input_rescaled_changes_no_prediction_of_a_linear_head(g):
     engine = Engine(3, 3, (), loss="huber", forgetting="auto")
     engine.learn(X, y)
     before = engine.predict_with_leverage(X)
-    kernel = up if g > 1 else down
-    compile_kernels([kernel], "a kernel of this test")
+    own = up if g > 1 else down
     kernels = engine._ready()
-    kernels._compiled["rescale"] = type(kernels["learn"])(kernel.address)
+    kernels._compiled["rescale"] = CALL(code.address(own))
     kernels.run("rescale", np.zeros(engine.memory.layout.workspace), X[:1], None, None, y[:1])
     assert engine.memory("SCALE", "network").tolist() == [1.0, 1 / g, 1.0]
     for one, other in zip(engine.predict_with_leverage(X), before, strict=True):
@@ -99,7 +98,7 @@ def test_an_input_rescaled_changes_no_prediction_of_a_linear_head(g):
 def test_cosines_and_gelu_are_exact_to_float32():
     a = np.linspace(-200, 200, 20001).astype(np.float32)
     value, slope = a.copy(), np.empty_like(a)
-    compiled(cosines.py_func)(value, slope)
+    cosines(value, slope)
     np.testing.assert_allclose(value, math.sqrt(2) * np.cos(a.astype(float)), atol=3e-5)
     np.testing.assert_allclose(slope, -math.sqrt(2) * np.sin(a.astype(float)), atol=3e-5)
     wide = torch.linspace(-12, 12, 4001, dtype=torch.float64, requires_grad=True)
@@ -107,7 +106,7 @@ def test_cosines_and_gelu_are_exact_to_float32():
     exact.sum().backward()
     narrow = wide.detach().float().numpy()
     slope = np.empty_like(narrow)
-    compiled(activate.py_func)(GELU, narrow, slope)
+    activate(GELU, narrow, slope)
     np.testing.assert_allclose(narrow, exact.detach(), rtol=2e-6, atol=1e-6)
     np.testing.assert_allclose(slope, wide.grad, atol=1e-6)
 

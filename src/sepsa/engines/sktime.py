@@ -47,7 +47,7 @@ class SktimeForecaster(BaseForecaster):  # type: ignore[misc]
     _tags = {  # noqa: RUF012  sktime's own form
         "authors": ["sepsa"],
         "maintainers": ["sepsa"],
-        "python_dependencies": ["sepsa", "numba"],
+        "python_dependencies": ["sepsa", "scikit-learn"],
         "y_inner_mtype": "pd.DataFrame",
         "X_inner_mtype": "pd.DataFrame",
         "capability:multivariate": True,

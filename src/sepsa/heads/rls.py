@@ -256,7 +256,7 @@ class RLS(OwnsHead):
 
     @property
     def backend(self) -> str:
-        """The backend that computes an update of one row: "numba" (compiled), "graph" (CUDA graphs) or "torch"."""
+        """The backend that computes an update of one row: "compiled", "graph" (CUDA graphs) or "torch"."""
         self._read()
         return self._held.row(1).backend
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import get_num_threads
+from joblib import cpu_count
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import check_array, check_random_state, check_X_y
@@ -142,7 +142,7 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
             ),
             early_stopping=self.early_stopping,
             together=not layers,  # then the body does not learn
-            threads=get_num_threads(),
+            threads=cpu_count(),
             rng=check_random_state(self.random_state),
             new_mixture=new_learner if mixed else None,
             robust=robust,

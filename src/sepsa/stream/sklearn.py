@@ -3,8 +3,8 @@
 `partial_fit` learns rows once, in order. `fit` starts from scratch and trains the same mixture of experts on a table:
 the network in many shuffled passes, the others in two, by a committee of learners that each leave out a fold of the
 rows. The answers to rows left out determine the number of passes and the weights of the experts
-(`sepsa.stream.batch_fit`). It uses as many threads as numba may (`numba.set_num_threads`). After `fit`, all members
-learn the rows of `partial_fit`.
+(`sepsa.stream.batch_fit`). It uses as many threads as `joblib.cpu_count()`, which knows the limits of containers and
+the environment variable `LOKY_MAX_CPU_COUNT`. After `fit`, all members learn the rows of `partial_fit`.
 
 **Intervals.** The variance of a target about its prediction is σ² (1 + c φᵀBφ), with φ the features that the head
 sees and B its inverse curvature. After `fit`, c makes the errors on rows left out most likely, and σ² is that for which

@@ -1,1 +1,1 @@
-"""The mathematics of the head solvers, faster: compiled by numba, recorded as CUDA graphs, written in Triton."""
+"""The mathematics of the head solvers, faster: compiled, recorded as CUDA graphs, written in Triton."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from sepsa.compiled import code
 from sepsa.heads.math.least_squares import LeastSquaresState, is_block
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class BackendRow(NamedTuple):
 
 def _compiles(case: UpdateSize) -> bool:
     fits = case.device == "cpu" and case.dtype == torch.float64 and case.contiguous
-    return fits and case.head_dtype in (torch.float32, torch.float64) and _installed("numba")
+    return fits and case.head_dtype in (torch.float32, torch.float64) and code.available()
 
 
 def _on_cuda(case: UpdateSize) -> bool:
@@ -134,8 +135,8 @@ TABLE: dict[str, tuple[BackendRow, ...]] = {
     "least squares": (
         BackendRow("graph", "cuda_graph:GraphBackend", _on_cuda),
         BackendRow(
-            "numba",
-            "numba_least_squares:NumbaBackend",
+            "compiled",
+            "compiled_least_squares:CompiledBackend",
             _compiles,
             lambda c: (
                 c.width <= 256
@@ -180,7 +181,7 @@ TABLE: dict[str, tuple[BackendRow, ...]] = {
         BackendRow("torch", "", _always),
     ),
 }
-NAMES = ("torch", "numba", "graph", "triton")
+NAMES = ("torch", "compiled", "graph", "triton")
 # Up to this width a recorded update may hold a few (p, p) matrices beside the state; above, it changes T in place.
 RECORDED_COPIES = 2048
 
@@ -207,7 +208,7 @@ def forced() -> str | None:
 
 @contextlib.contextmanager
 def force(backend: str | None) -> Iterator[None]:
-    """Compute by this backend, "torch", "numba", "graph" or "triton", wherever it is able to; None: by the table."""
+    """Compute by this backend, "torch", "compiled", "graph" or "triton", wherever it is able to; None: by the table."""
     global _forced
     before, _forced = _forced, _checked(backend)
     try:

@@ -19,6 +19,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sepsa.compiled.least_squares import CURSOR as CURSOR
+from sepsa.compiled.least_squares import GROWTH as GROWTH
+from sepsa.compiled.least_squares import GROWTH_LIMIT, PENDING_LIMIT, ROW_LIMIT
+from sepsa.compiled.least_squares import PENDING as PENDING
+from sepsa.compiled.least_squares import PRODUCT_LIMIT as PRODUCT_LIMIT
+from sepsa.compiled.least_squares import SAMPLES as SAMPLES
+from sepsa.compiled.least_squares import STEPS as STEPS
 from sepsa.heads.math.ridge import (
     Coordinates,
     coordinates,
@@ -30,29 +37,18 @@ from sepsa.heads.math.ridge import (
     ridge_rows,
 )
 
-# Above this squared size the product FFᵀ rounds away the identity it is added to; `block_by_qr` squares nothing.
-PRODUCT_LIMIT = 1e10
 # Up to this one a block keeps its digits also in a captured step, which can take no other route; and one row, whose
 # update squares nothing, up to the other.
 CAPTURED_LIMIT, CAPTURED_ROW_LIMIT = 3e8, 1e20
 # Above this one, at forgetting 1, a block keeps its digits by a basis: `andrews` leaves about eps size^1.5 of the
 # curvature wrong, and `unlearn` multiplies that where little remains. With more samples the size falls under it.
 BASIS_LIMIT = 1e3
-# T absorbs H when H has grown by this factor, or fallen by its inverse, or after PENDING_LIMIT updates.
-GROWTH_LIMIT = 1e6
-PENDING_LIMIT = 256
-# Fewer rows of the ridge than this cost less one after the other than as a block.
-ROW_LIMIT = 4
 
 # The largest relative error that `unlearn` may leave.
 UNLEARN_TOLERANCE = 1e-6
 
 _mse_loss: Any = torch.ops.aten.mse_loss.default
 _MEAN = 1  # the number by which it knows this reduction
-
-# Positions in a head's counters: updates, effective samples, the next coordinate to get its ridge back, the updates
-# gathered in H, and the trace that they added to it.
-STEPS, SAMPLES, CURSOR, PENDING, GROWTH = range(5)
 
 
 def copies(tensors: Sequence[Tensor]) -> list[Tensor]:

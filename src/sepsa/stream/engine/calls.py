@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import struct
 from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from sepsa.jit import compile_kernels
+from sepsa.compiled import code
+from sepsa.compiled.kernels import CALL
 from sepsa.stream.engine.core import Core
 from sepsa.stream.experts import linear, step, tree_parts, trees
 from sepsa.stream.experts.frame import OWN_CALLS, given
@@ -16,7 +16,6 @@ from sepsa.stream.kernels.memory import view
 from sepsa.stream.kernels.parts import Floats
 
 PACK_FRAME = struct.Struct(f"{len(given.slots)}q").pack_into
-_CALL = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
 
 
 class Kernels:
@@ -31,20 +30,20 @@ class Kernels:
         self._compiled: dict[str, Callable[[int, int], int]] = {}
 
     def __getitem__(self, name: str) -> Callable[[int, int], int]:
-        """The function to learn, to predict, or to predict with leverages, compiled when it is first needed."""
+        """The function to learn, to predict, or to predict with leverages, found when it is first needed."""
         found = self._compiled.get(name)
         if found is None:
             several = len(self.experts) > 1
             top = {"learn": step.learn, "boost": trees.boost}.get(name, step.predict)
             answers, learns = [each.answer for each in self.experts], [each.learn for each in self.experts]
             own = step.own_kernels(several, self.classes, name)
-            what = "the stream engine with experts" if several else "the stream engine"
-            needed = [] if name == "boost" else [*answers, *(learns if name == "learn" else ()), *own.values()]
-            compile_kernels([top, *needed], what)
-            self.calls[:] = [[one.address, other.address] for one, other in zip(answers, learns, strict=True)]
+            if name != "boost":
+                self.calls[:, step.ANSWER] = [code.address(each) for each in answers]
+                if name == "learn":
+                    self.calls[:, step.LEARN] = [code.address(each) for each in learns]
             for field, kernel in own.items():
-                self.own[field] = kernel.address
-            found = self._compiled[name] = _CALL(top.address)
+                self.own[field] = code.address(kernel)
+            found = self._compiled[name] = CALL(code.address(top))
         return found
 
     def run(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from sepsa.compiled.kernels import called, kernel
 from sepsa.stream.experts.frame import Expert, given, row
 from sepsa.stream.experts.logistic import softmax
-from sepsa.stream.kernels.compilation import called, kernel
 from sepsa.stream.kernels.parts import Part, Record
 from sepsa.stream.kernels.views import Group
 
@@ -54,14 +54,14 @@ def learn_class(means, counts, spread, label, z, omega):
         spread[j] = CLASS_FORGETTING * spread[j] + share * before * off * off
 
 
-@kernel(cost=0.8)
+@kernel
 def answer(model, e):
     means, counts, spread = parts.views("CLASS_MEANS CLASS_COUNTS CLASS_SPREAD", model)
     posterior(means, counts, spread, parts.CLASSED(model).rows, row.Z(model), row.ANSWERS(model)[e])
     return 0
 
 
-@kernel(cost=0.7)
+@kernel
 def learn(model, e):
     facts, classed = row.FACTS(model), parts.CLASSED(model)
     classed.rows = CLASS_FORGETTING * classed.rows + facts.share

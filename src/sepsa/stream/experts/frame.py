@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sepsa.jit import Kernel
+from sepsa.compiled.kernels import Function
 from sepsa.stream.kernels.parts import Part, Record, work
 from sepsa.stream.kernels.views import Frame, Group
 
@@ -58,8 +58,8 @@ class Expert(NamedTuple):
     """
 
     group: Group
-    answer: Kernel
-    learn: Kernel
+    answer: Function
+    learn: Function
     for_classes: bool = False  # whether it answers for classes alone
     for_numbers: bool = False  # whether it answers for numbers alone
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from sepsa.compiled.kernels import called, kernel
 from sepsa.stream.experts.frame import Expert, given, row
-from sepsa.stream.kernels.compilation import called, kernel
 from sepsa.stream.kernels.parts import Floats, Part, Record, work
 from sepsa.stream.kernels.views import Group
 
@@ -41,7 +41,7 @@ def slope(model):
         sloped[k] = total
 
 
-@kernel(cost=0.3)
+@kernel
 def answer(model, e):
     (value, sloped), out = parts.views("VALUE SLOPED", model), row.ANSWERS(model)[e]
     slope(model)
@@ -50,7 +50,7 @@ def answer(model, e):
     return 0
 
 
-@kernel(cost=0.3)
+@kernel
 def learn(model, e):
     (value, rows, sloped), y = parts.views("VALUE ROWS SLOPED", model), row.Y(model)
     rows.count += 1.0

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 
+from sepsa.compiled.kernels import called, kernel
 from sepsa.stream.experts import trees
 from sepsa.stream.experts.frame import Expert, given, row
-from sepsa.stream.kernels.compilation import called, kernel
 from sepsa.stream.kernels.parts import Field, Part, Record
 from sepsa.stream.kernels.views import Group
 
@@ -49,7 +49,7 @@ def level(model, t):
     return math.exp(min(t, parts.HIGHEST(model).value + BEYOND))
 
 
-@kernel(cost=0.4)
+@kernel
 def answer(model, e):
     """Answer by the trees' prediction of t, or as the network does where there is no logarithm."""
     origin, factor, answers = parts.ORIGIN(model).value, parts.FACTOR(model), row.ANSWERS(model)
@@ -61,7 +61,7 @@ def answer(model, e):
     return 0
 
 
-@kernel(cost=0.4)
+@kernel
 def learn(model, e):
     """Add the row to the sums of which the factor is the ratio."""
     facts, factor, forgetting = row.FACTS(model), parts.FACTOR(model), 0.998

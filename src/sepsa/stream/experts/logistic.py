@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from sepsa.compiled.kernels import called, kernel
 from sepsa.stream.experts.frame import Expert, given, row
-from sepsa.stream.kernels.compilation import called, kernel
 from sepsa.stream.kernels.head import rank_one
 from sepsa.stream.kernels.parts import Part, work
 from sepsa.stream.kernels.views import Group
@@ -76,14 +76,14 @@ def features(z, phi):
         phi[j + 1] = z[j]
 
 
-@kernel(cost=0.8)
+@kernel
 def answer(model, e):
     features(row.Z(model), parts.PHI(model))
     probabilities(parts.LOGIT_W(model), parts.PHI(model), row.ANSWERS(model)[e])
     return 0
 
 
-@kernel(cost=1.2)
+@kernel
 def learn(model, e):
     U, D, W, phi, b = parts.views("LOGIT_U LOGIT_D LOGIT_W PHI B", model)
     learn_logistic(U, D, W, phi, row.ANSWERS(model)[e], row.Y(model), row.FACTS(model).trust, b)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from sepsa.compiled.kernels import called, kernel
 from sepsa.stream.experts.frame import Expert, given, row, size
-from sepsa.stream.kernels.compilation import called, kernel
 from sepsa.stream.kernels.parts import Field, Part, Record, Sizes, work
 from sepsa.stream.kernels.views import Group
 
@@ -42,20 +42,21 @@ window = Group(
 
 @called
 def minima(cells, out):
-    """out (columns,): the least number of each column of cells (rows, columns)."""
-    for k in range(out.size):
+    """out (columns,): the least number of each column of cells (rows x columns,)."""
+    columns = out.size
+    for k in range(columns):
         out[k] = NONE
-    for r in range(cells.shape[0]):
-        for k in range(out.size):
-            out[k] = min(out[k], cells[r, k])
+    for first in range(0, cells.size, columns):
+        for k in range(columns):
+            out[k] = min(out[k], cells[first + k])
 
 
 @called
-def least(cells, column):
-    """The least number of one column of cells (rows, columns)."""
+def least(cells, column, columns):
+    """The least number of one column of cells (rows x columns,)."""
     low = NONE
-    for r in range(cells.shape[0]):
-        low = min(low, cells[r, column])
+    for at in range(column, cells.size, columns):
+        low = min(low, cells[at])
     return low
 
 
@@ -66,23 +67,21 @@ def nearest(distances, rows, keys, lanes, tops, places):
     A key is a distance, whose bits have the order of the number, with its place in the last bits. Minima of columns of
     keys, and minima of those minima, are corrected after each key that is taken.
     """
-    cells = keys.reshape(keys.size // LANES, LANES)
     bits = distances.view(np.int32)
     for i in range(rows):
         keys[i] = (bits[i] & np.int32(-PLACES)) | np.int32(i)
     for i in range(rows, keys.size):
         keys[i] = NONE
-    minima(cells, lanes)
-    groups = lanes.reshape(LANES // TOPS, TOPS)
-    minima(groups, tops)
+    minima(keys, lanes)
+    minima(lanes, tops)
     for k in range(places.size):
         low = tops[0]
         for top in range(TOPS):
             low = min(low, tops[top])
         at = low & (PLACES - 1)
         places[k], keys[at] = at, NONE
-        lanes[at % LANES] = least(cells, at % LANES)
-        tops[at % TOPS] = least(groups, at % TOPS)
+        lanes[at % LANES] = least(keys, at % LANES, LANES)
+        tops[at % TOPS] = least(lanes, at % TOPS, TOPS)
 
 
 @called
@@ -125,14 +124,14 @@ def neighbours(X, Y, weights, low, high, distances, lanes, tops, places, keys, r
         out[k] /= total
 
 
-@kernel(cost=2.0)
+@kernel
 def answer(model, e):
     own = window.views("ROWS TARGETS WEIGHTS LOW HIGH DISTANCES LANES TOPS FOUND KEYS", model)
     neighbours(*own, window.FILLED(model).rows, row.Z(model), row.ANSWERS(model)[e])
     return 0
 
 
-@kernel(cost=0.8)
+@kernel
 def learn(model, e):
     """Put the row into the window, in the place of the oldest once it is full."""
     z, y = row.views("Z Y", model)

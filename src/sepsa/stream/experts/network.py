@@ -10,11 +10,11 @@ import math
 
 import numpy as np
 
+from sepsa.compiled.kernels import called, inlined, kernel
 from sepsa.restoration import due
 from sepsa.stream.experts.frame import Expert, given, size
 from sepsa.stream.experts.network_parts import HIDDEN, heads, parts
 from sepsa.stream.kernels.body import adam_step, backward, forward
-from sepsa.stream.kernels.compilation import called, inlined, kernel
 from sepsa.stream.kernels.head import answer, learn_row, leverage, restore
 from sepsa.stream.kernels.robust import (
     FOLLOW_WEIGHT,
@@ -56,7 +56,7 @@ def pass_forward(model, i):
     return 0
 
 
-@kernel(cost=2.0)
+@kernel
 def ask_heads(model, i):
     """Predict row i of the batch by the mixture of the heads; returns whether all is finite."""
     pass_forward(model, i)
@@ -314,7 +314,7 @@ def follow_rows(model, rows, spread):
             counts.weight = omegas[i]
 
 
-@kernel(cost=10.0)
+@kernel
 def learn_batch(model, rows):
     """Learn the rows of a batch, of which at least one has a weight, after `ask_heads`."""
     rescaled = weigh_rows(model, rows)
@@ -339,7 +339,7 @@ def learn_batch(model, rows):
     return 0
 
 
-@kernel(cost=1.0)
+@kernel
 def spread(model, i):
     """Write φᵀBφ of the leading head for row i, after its answer."""
     best = parts.COUNTS(model).best

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from sepsa.compiled.kernels import called, kernel
 from sepsa.stream.experts import trees
 from sepsa.stream.experts.frame import Expert, given, row
-from sepsa.stream.kernels.compilation import called, kernel
 from sepsa.stream.kernels.head import rank_one
 from sepsa.stream.kernels.parts import Part, Sizes, work
 from sepsa.stream.kernels.views import Group
@@ -118,7 +118,7 @@ def tell(weights, phi):
     return min(max(total, -FARTHEST), FARTHEST)
 
 
-@kernel(cost=0.6)
+@kernel
 def answer(model, e):
     W, phi, out = parts.W(model), parts.PHI(model), row.ANSWERS(model)[e]
     expand(row.Z(model), parts.PAIRS(model), phi)
@@ -127,7 +127,7 @@ def answer(model, e):
     return 0
 
 
-@kernel(cost=1.2)
+@kernel
 def learn(model, e):
     y, trust = row.Y(model), row.FACTS(model).trust
     U, D, W, phi, b, pairs = parts.views("U D W PHI B PAIRS", model)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from sepsa.compiled.kernels import kernel
 from sepsa.stream.experts.frame import Expert, given, row
 from sepsa.stream.experts.neighbours import window
-from sepsa.stream.kernels.compilation import kernel
 from sepsa.stream.kernels.parts import Part, Record, work
 from sepsa.stream.kernels.views import Group
 
@@ -14,7 +14,7 @@ last = Group(given, "last target", Part("VALUE", float, ("outputs",)))
 errors = Group(given, "last errors", Part("KEYED", float, (SLOTS, "outputs")), work("KEY", Record(slot=int)))
 
 
-@kernel(cost=0.3)
+@kernel
 def answer_last(model, e):
     value, out = last.VALUE(model), row.ANSWERS(model)[e]
     for k in range(out.size):
@@ -22,7 +22,7 @@ def answer_last(model, e):
     return 0
 
 
-@kernel(cost=0.3)
+@kernel
 def learn_last(model, e):
     value, y = last.VALUE(model), row.SEEN(model)
     for k in range(y.size):
@@ -30,7 +30,7 @@ def learn_last(model, e):
     return 0
 
 
-@kernel(cost=0.4)
+@kernel
 def answer_errors(model, e):
     """The network's answer and the running mean of its errors in rows of the same key.
 
@@ -48,7 +48,7 @@ def answer_errors(model, e):
     return 0
 
 
-@kernel(cost=0.3)
+@kernel
 def learn_errors(model, e):
     answers, y, off = row.ANSWERS(model), row.Y(model), errors.KEYED(model)[errors.KEY(model).slot]
     for k in range(off.size):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from sepsa.stream.kernels.compilation import called
+from sepsa.compiled.kernels import called
 
 STACK_FORGETTING = 0.999
 RIDGE = 5.0

@@ -10,16 +10,15 @@ import math
 
 import numpy as np
 
-from sepsa.jit import Kernel
+from sepsa.compiled.kernels import Function, call, called, inlined, kernel
 from sepsa.stream.experts import network
 from sepsa.stream.experts.frame import given, row, size
 from sepsa.stream.experts.logarithm import take_logarithm
 from sepsa.stream.experts.network_parts import parts as of_network
 from sepsa.stream.experts.stack import DISCOUNT, FLOOR, PRIOR, remember, solve, strength
-from sepsa.stream.kernels.compilation import called, inlined, kernel
 from sepsa.stream.kernels.parts import Field, Part, Record, work
 from sepsa.stream.kernels.robust import calibrate, first_scale, follow_errors, largest, plausible_error
-from sepsa.stream.kernels.views import Group, call
+from sepsa.stream.kernels.views import Group
 from sepsa.stream.kernels.weigh import weigh
 
 FARTHEST = 1e6  # deviations, to which a target and the answer of the network are clipped
@@ -180,7 +179,7 @@ def advance(model, rows):
     model[WEIGHT_AT] += 8 * rows
 
 
-@kernel(cost=1.5)
+@kernel
 def answer_row(model, i):
     """Replace the network's prediction of row i, in out, by that of all experts."""
     ask_all(model, i)
@@ -188,7 +187,7 @@ def answer_row(model, i):
     return 0
 
 
-@kernel(cost=2.5)
+@kernel
 def learn_row(model, i):
     """Let the experts other than the network learn row i, after `answer_row`."""
     bound(model, i)
@@ -197,7 +196,7 @@ def learn_row(model, i):
     return 0
 
 
-@kernel(cost=0.7)
+@kernel
 def calibrate_row(model, i):
     """Add row i to the losses by which scores become probabilities."""
     omega = of_network.OMEGA(model)[i]
@@ -207,7 +206,7 @@ def calibrate_row(model, i):
     return 0
 
 
-@kernel(cost=1.0)
+@kernel
 def learn(model, n):
     """Learn n rows in batches, in order; out takes the predictions made before.
 
@@ -235,7 +234,7 @@ def learn(model, n):
     return n
 
 
-@kernel(cost=0.7)
+@kernel
 def predict(model, n):
     """Predict n rows; where the address for leverages is not 0, they are filled."""
     calls, own, several = given.CALLS(model), given.OWN_CALLS(model), size.experts(model) > 1
@@ -250,7 +249,7 @@ def predict(model, n):
     return n
 
 
-def own_kernels(several: bool, classes: bool, name: str) -> dict[str, Kernel]:
+def own_kernels(several: bool, classes: bool, name: str) -> dict[str, Function]:
     """The kernels that a call to learn, to predict or to predict with leverages reaches through `OWN_CALLS`."""
     reached = {
         "spread": (network.spread, name == "leverage"),

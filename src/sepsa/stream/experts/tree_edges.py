@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from sepsa.compiled.kernels import called
 from sepsa.stream.experts.tree_parts import BINS, NOWHERE, SAMPLE
-from sepsa.stream.kernels.compilation import called
 
 CROWD = 16  # if one in so many of the latest values has the same code and they differ, the edges are drawn again
 

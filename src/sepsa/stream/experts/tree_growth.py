@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from sepsa.compiled.kernels import called
 from sepsa.stream.experts.frame import row, size
 from sepsa.stream.experts.tree_edges import draw_edges
 from sepsa.stream.experts.tree_parts import (
@@ -22,7 +23,6 @@ from sepsa.stream.experts.tree_parts import (
     UPDATE,
     parts,
 )
-from sepsa.stream.kernels.compilation import called
 
 SHRINK = 2.0
 LEAST = 4.0  # rows on either side of a split; and one of `LEAST_SHARE` of all

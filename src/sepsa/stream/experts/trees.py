@@ -17,11 +17,11 @@ one operation: the sum of weights in its upper bits, and that of weighted residu
 
 from __future__ import annotations
 
+from sepsa.compiled.kernels import called, kernel
 from sepsa.stream.experts.frame import Expert, row, size
 from sepsa.stream.experts.tree_edges import code_of
 from sepsa.stream.experts.tree_growth import LEAST, grow
 from sepsa.stream.experts.tree_parts import NOWHERE, SAMPLE, parts
-from sepsa.stream.kernels.compilation import called, kernel
 
 
 @called
@@ -33,7 +33,7 @@ def leaf(inputs, thresholds, children, x):
     return -1 - node
 
 
-@kernel(cost=0.6)
+@kernel
 def answer(model, e):
     """F(x) = Σ_t f_t(x), and the leaf of x in each tree; a missing value goes left, or is the mean if none ever was."""
     x, missed, leaves, values, told = parts.views("ASKED MISSED LEAVES VALUES TOLD", model)
@@ -52,7 +52,7 @@ def answer(model, e):
     return 0
 
 
-@kernel(cost=10.0)
+@kernel
 def learn(model, e):
     """Store the row with the trees' sums and leaves, and go on with the tree in growth."""
     (stored, growth), room = parts.views("STORED GROWTH", model), size.room(model)
@@ -84,7 +84,7 @@ def store(model, at, latest):
     weights[at] = facts.share
 
 
-@kernel(cost=1.5, after=learn)
+@kernel
 def boost(model, n):
     """Grow each tree once on the stored rows, after all were removed: boosting."""
     growth, last, steps = parts.GROWTH(model), 0, 0

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-from functools import lru_cache
+from functools import cache, lru_cache
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from sepsa.jit import Kernel, compile_kernels
+from sepsa.compiled import code
+from sepsa.compiled.kernels import CALL, Function
 from sepsa.states import schema
 from sepsa.stream.forecast.kernels import parts, rescale, step
 from sepsa.stream.forecast.kernels.heads import FIRST_ROWS
@@ -27,7 +27,7 @@ STEPS: Floats = (
 KNOWN = len(LEVELS) + 1  # quantiles of errors, and the number of errors
 OPTIONS = np.array(tuple(field.start for field in parts.OPTIONS.fields.values()), parts.OPTIONS.dtype)
 SAVED = ("heads", "stack", "exogenous", "shared")
-function = lru_cache(8)(ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64))  # of a kernel's address
+function = cache(lambda kernel: CALL(code.address(kernel)))
 
 
 class Term(NamedTuple):
@@ -165,11 +165,10 @@ class ForecastModel:
                 rescale.follow_scales(self.memory)
         return out, quantiles
 
-    def _run(self, kernel: Kernel, rows: int, *arrays: Floats) -> int:
+    def _run(self, kernel: Function, rows: int, *arrays: Floats) -> int:
         """Call a kernel for these rows, with the arrays of the call."""
-        compile_kernels((step.learn, step.explain_ahead), "the forecaster")
         self._slots[len(self._given) :][: len(arrays)] = [array.ctypes.data for array in arrays]
-        return int(function(kernel.address)(self._address, rows))
+        return int(function(kernel)(self._address, rows))
 
     def errors(self) -> dict[str, Floats]:
         """The recent absolute errors (m, H) of the forecasts and of each naive forecast."""

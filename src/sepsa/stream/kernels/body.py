@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from sepsa.stream.kernels.compilation import inlined
+from sepsa.compiled.kernels import inlined
 
 IDENTITY, RELU, GELU, FOURIER = range(4)
 BETA2, EPS = 0.999, 1e-8  # Adam's, as in `torch.optim`

@@ -12,7 +12,7 @@ diagonal. A row that stands for ω samples costs one pass over U (Bierman), 3p²
 from __future__ import annotations
 
 from sepsa import restoration
-from sepsa.stream.kernels.compilation import inlined
+from sepsa.compiled.kernels import inlined
 
 restored = inlined(restoration.restored)
 

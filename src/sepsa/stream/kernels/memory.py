@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sepsa.compiled import code
 from sepsa.states import schema
 from sepsa.stream.kernels.parts import Part, Record, Sizes, limit
 from sepsa.stream.kernels.views import EMPTY, Frame, Group
@@ -57,6 +58,7 @@ class Layout:
         self.work: dict[tuple[str, str], Place] = {}  # of the parts that last for one call
         self.size, self.workspace = 0, len(frame.slots)
         positions = frame.positions
+        code.check(frame.__name__, positions)
         numbers = [self.sizes.get(name, 0) for name in positions]
         for group in groups:
             if group.repeated:

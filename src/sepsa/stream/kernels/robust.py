@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from sepsa.compiled.kernels import inlined
 from sepsa.stream.kernels.body import clip_bound
-from sepsa.stream.kernels.compilation import inlined
 
 ROUNDING = 1e-12  # the relative distance from a constant within which a value equals it
 STEP = 0.05  # of the logarithm of a quantile

@@ -4,6 +4,8 @@ A kernel gets one pointer, `model`, to the learner's workspace, whose first cell
 state and the layout, and of the arrays of the call. The layout is a vector of integers: sizes, and where each part of
 the state and of the workspace starts. `group.MEAN(model)` is an array of it. Arrays made so count no references, which
 would take as long as ten sums each; a record is a pointer to its numbers.
+
+What is called here is plain Python; for compiled kernels the builder writes the code of each `generated` object.
 """
 
 from __future__ import annotations
@@ -14,16 +16,10 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
-from numba.np.arrayobj import populate_array
-from numba.np.numpy_support import from_dtype
 
+from sepsa.compiled.kernels import array_at, generated, words
 from sepsa.stream.kernels.parts import Part, Record, Rule, Sizes
 
-_WORD = ir.IntType(64)
 EMPTY: Mapping[str, Any] = {}
 
 
@@ -44,12 +40,12 @@ class Frame(ModuleType):
         self.size = ModuleType("sizes")
         self.add_sizes(sizes)
         for part in given:
-            setattr(self, part.name, _view(self, self, part))
+            setattr(self, part.name, View(self, self, part))
 
     def add_sizes(self, names: tuple[str, ...]) -> None:
         """Let kernels see further sizes."""
         for name in names:
-            setattr(self.size, name, _number(self, self, name))
+            setattr(self.size, name, Number(self, self, name))
 
     @cached_property
     def positions(self) -> dict[Any, int]:
@@ -90,123 +86,62 @@ class Group(ModuleType):
         frame.groups[name] = self
         if not repeated:
             frame.add_sizes(tuple(sizes))
-        self.views = _views(frame, self)
+        self.views = Views(self)
         for part in parts:
-            setattr(self, part.name, _view(frame, self, part))
+            setattr(self, part.name, View(frame, self, part))
         for own in sizes if repeated else ():
-            setattr(self, own, _number(frame, self, own))
+            setattr(self, own, Number(frame, self, own))
 
 
 # In what follows the frame is the group of its sizes and of the arrays of a call.
 
 
-def _kind(group: Any) -> Any:
-    """The type of what is given beside the model: the number of a copy, or nothing."""
-    return types.int64 if group.repeated else types.Omitted(None)  # type: ignore[no-untyped-call]
-
-
-def _number(frame: Frame, group: Any, size: str) -> Any:
-    """The function of a size."""
-
-    @intrinsic
-    def number(_: Any, model: Any, copy: Any = None) -> Any:
-        def code(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
-            return _entry(frame, group, builder, size, *arguments)
-
-        return types.int64(model, _kind(group)), code
-
-    return number
-
-
-def _declare(frame: Frame, group: Any, part: Part) -> Any:
-    """The type of a part and the code that finds it."""
-    record = isinstance(part.dtype, Record)
-    kind: Any = part.dtype.dtype if record else part.dtype
-    scalar = from_dtype(np.dtype(kind))
-    result = scalar if record else types.Array(scalar, len(part.shape), "C")
-    slot = part.name if group is frame else "state" if part.kept else "workspace"
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        address = _cell(builder, arguments[0], frame.slots.index(slot))
-        if group is not frame:
-            name = part.name if group.repeated else (group.name, part.name)
-            start = _entry(frame, group, builder, name, *arguments)
-            address = builder.add(address, builder.mul(start, ir.Constant(_WORD, 8)))
-        if record:
-            return builder.inttoptr(address, context.get_value_type(scalar))
-        sizes = [
-            ir.Constant(_WORD, size) if isinstance(size, int) else _entry(frame, group, builder, size, *arguments)
-            for size in part.shape
-        ]
-        return _array(context, builder, result, address, sizes)
-
-    return result, code
-
-
-def _view(frame: Frame, group: Any, part: Part) -> Any:
-    """The function of a part."""
-
-    @intrinsic
-    def view(_: Any, model: Any, copy: Any = None) -> Any:
-        array, code = _declare(frame, group, part)
-        return array(model, _kind(group)), code
-
-    return view
-
-
-def _views(frame: Frame, group: Group) -> Any:
-    """The function of several parts, whose names a kernel gives as one text."""
-    named = {part.name: part for part in group.parts}
-
-    @intrinsic(prefer_literal=True)
-    def views(_: Any, names: Any, model: Any, copy: Any = None) -> Any:
-        declared = [_declare(frame, group, named[name]) for name in names.literal_value.split()]
-        arrays = types.Tuple([array for array, _ in declared])  # type: ignore[no-untyped-call]
-
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            found = [one(context, builder, None, arguments[1 : 2 + group.repeated]) for _, one in declared]
-            return context.make_tuple(builder, arrays, found)
-
-        return arrays(names, model, _kind(group)), code
-
-    return views
-
-
-def _array(context: Any, builder: Any, array: Any, address: Any, sizes: list[Any]) -> Any:
-    """The array at this address."""
-    itemsize = context.get_abi_sizeof(context.get_data_type(array.dtype))
-    strides: list[Any] = []
-    step = ir.Constant(_WORD, itemsize)
-    for size in reversed(sizes):
-        strides.insert(0, step)
-        step = builder.mul(step, size)
-    made = context.make_array(array)(context, builder)
-    data = builder.inttoptr(address, context.get_data_type(array.dtype).as_pointer())
-    shape, steps = cgutils.pack_array(builder, sizes), cgutils.pack_array(builder, strides)  # type: ignore[no-untyped-call]
-    populate_array(made, data, shape, steps, ir.Constant(_WORD, itemsize), None)  # type: ignore[no-untyped-call]
-    return made._getvalue()
-
-
-def _entry(frame: Frame, group: Any, builder: Any, name: Any, model: Any, copy: Any = None) -> Any:
+def entry(frame: Frame, group: Any, name: str, model: Any, copy: Any = None) -> int:
     """What the layout has under a name, the value of a size or the start of a part; of a repeated group for a copy."""
-    layout = builder.inttoptr(_cell(builder, model, frame.slots.index("layout")), _WORD.as_pointer())
+    layout = words(model[frame.slots.index("layout")])
     if not (group.repeated and name in group.block):
-        return _cell(builder, layout, frame.positions[name])
-    first = _cell(builder, layout, frame.positions[group.name, "copies"])
-    block = builder.add(first, builder.mul(copy, ir.Constant(_WORD, len(group.block))))
-    return _cell(builder, builder.gep(layout, [block]), group.block.index(name))
+        return int(layout[frame.positions[name]])
+    first = layout[frame.positions[group.name, "copies"]]
+    return int(layout[first + int(copy) * len(group.block) + group.block.index(name)])
 
 
-def _cell(builder: Any, pointer: Any, position: int) -> Any:
-    return builder.load(builder.gep(pointer, [ir.Constant(_WORD, position)]))
+class Number:
+    """A size, as a function of the model."""
+
+    def __init__(self, frame: Frame, group: Any, name: str) -> None:
+        self.frame, self.group, self.name = frame, group, name
+        generated("number")(self)
+
+    def __call__(self, model: Any, copy: Any = None) -> int:
+        return entry(self.frame, self.group, self.name, model, copy)
 
 
-@intrinsic
-def call(_: Any, address: Any, model: Any, index: Any) -> Any:
-    """Call the kernel at this address."""
+class View:
+    """A part, as a function of the model."""
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        function = ir.FunctionType(_WORD, [_WORD.as_pointer(), _WORD]).as_pointer()
-        return builder.call(builder.inttoptr(arguments[0], function), arguments[1:])
+    def __init__(self, frame: Frame, group: Any, part: Part) -> None:
+        self.frame, self.group, self.part = frame, group, part
+        self.slot = frame.slots.index(part.name if group is frame else "state" if part.kept else "workspace")
+        self.key: Any = part.name if group is frame or group.repeated else (group.name, part.name)
+        generated("view")(self)
 
-    return types.int64(types.int64, model, types.int64), code
+    def __call__(self, model: Any, copy: Any = None) -> Any:
+        frame, group, part = self.frame, self.group, self.part
+        address = model[self.slot] + (0 if group is frame else 8 * entry(frame, group, self.key, model, copy))
+        if isinstance(part.dtype, Record):
+            return array_at(address, (1,), part.dtype.dtype).view(np.recarray)[0]
+        sizes = [size if isinstance(size, int) else entry(frame, group, size, model, copy) for size in part.shape]
+        if part.shape[:1] == ("rows",):  # an array of the call, whose rows no layout counts
+            sizes[0] = 1 << 20
+        return array_at(address, sizes, part.dtype)
+
+
+class Views:
+    """Several parts of a group, whose names a kernel gives as one text."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        generated("views")(self)
+
+    def __call__(self, names: str, model: Any, copy: Any = None) -> tuple[Any, ...]:
+        return tuple(getattr(self.group, name)(model, copy) for name in names.split())

@@ -12,7 +12,7 @@ self-tuning head does: its members' weights cannot be mixed, because each has a 
 from __future__ import annotations
 
 from sepsa import candidates
-from sepsa.stream.kernels.compilation import called, inlined
+from sepsa.compiled.kernels import called, inlined
 
 relative_weight = inlined(candidates.relative_weight)
 

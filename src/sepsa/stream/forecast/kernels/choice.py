@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 
 from sepsa import candidates
+from sepsa.compiled.kernels import called
 from sepsa.stream.forecast.kernels.heads import RISE, dot, gains, learn_error
 from sepsa.stream.forecast.kernels.parts import (
     CHANGE_SQUARE,
@@ -28,7 +29,6 @@ from sepsa.stream.forecast.kernels.parts import (
     size,
     stack,
 )
-from sepsa.stream.kernels.compilation import called
 from sepsa.stream.kernels.robust import HUGE
 
 LEVEL, SLOPE = range(2)  # in TREND

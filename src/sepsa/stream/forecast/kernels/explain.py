@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import math
 
+from sepsa.compiled.kernels import called
 from sepsa.stream.forecast.kernels.choice import last_value
 from sepsa.stream.forecast.kernels.heads import RISE, dot, gains, learn_error
 from sepsa.stream.forecast.kernels.parts import exogenous, fixed, given, row, shared, size
-from sepsa.stream.kernels.compilation import called
 from sepsa.stream.kernels.weigh import weigh
 
 CLIPPED = 8.0  # standard deviations to which exogenous inputs are bounded

@@ -10,8 +10,8 @@ on all pairs known by now, for one covariance for all steps. Forgotten ridge is 
 from __future__ import annotations
 
 from sepsa import restoration
+from sepsa.compiled.kernels import called
 from sepsa.stream.forecast.kernels.parts import NEXT, UPDATES, fixed, given, heads, row, shared, size, stack
-from sepsa.stream.kernels.compilation import called
 from sepsa.stream.kernels.head import rank_one
 from sepsa.stream.kernels.robust import HUGE
 from sepsa.stream.kernels.weigh import relative_weight

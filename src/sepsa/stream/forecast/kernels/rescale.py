@@ -9,9 +9,10 @@ import math
 
 import numpy as np
 
+from sepsa.compiled import code
+from sepsa.compiled.kernels import CALL, array_at, kernel
 from sepsa.stream.forecast.kernels.parts import SMALLEST
 from sepsa.stream.forecast.kernels.step import CHANGE
-from sepsa.stream.kernels.compilation import compiled
 from sepsa.stream.kernels.head import rank_one
 from sepsa.stream.kernels.memory import Memory
 from sepsa.stream.kernels.parts import Floats
@@ -31,11 +32,16 @@ def follow_scales(memory: Memory) -> None:
             memory.divide("series", factor, j)
 
 
-@compiled
-def restore(U, D, left, ridge, W):
-    """Restore lost ridge in B = UDUᵀ and in all weights W (k, H, p)."""
-    p = ridge.size
-    r, unit = np.empty(p), np.zeros(p)
+@kernel
+def restore(model, p):
+    """Restore lost ridge in B = UDUᵀ and in weights W (n, p).
+
+    `model` has n and the addresses of U, D, the ridge that is left, the ridge, W, and two zero vectors (p,).
+    """
+    U, D = array_at(model[1], (p * (p - 1) // 2,), np.float64), array_at(model[2], (p,), np.float64)
+    left, ridge = array_at(model[3], (p,), np.float64), array_at(model[4], (p,), np.float64)
+    W = array_at(model[5], (model[0], p), np.float64)
+    r, unit = array_at(model[6], (p,), np.float64), array_at(model[7], (p,), np.float64)
     for b in range(p):
         lacking = ridge[b] - left[b]
         if lacking > 0.0:
@@ -43,10 +49,10 @@ def restore(U, D, left, ridge, W):
             total = rank_one(U, D, unit, b, lacking, r)
             unit[b] = 0.0
             for i in range(W.shape[0]):
-                for h in range(W.shape[1]):
-                    old = lacking / total * W[i, h, b]
-                    for n in range(p):
-                        W[i, h, n] -= r[n] * old
+                old = lacking / total * W[i, b]
+                for n in range(p):
+                    W[i, n] -= r[n] * old
+    return 0
 
 
 def change_covariance(U: Floats, D: Floats, left: Floats, ridge: Floats, by: Floats, W: Floats) -> None:
@@ -56,7 +62,9 @@ def change_covariance(U: Floats, D: Floats, left: Floats, ridge: Floats, by: Flo
     D /= by**2
     left *= by**2
     if (left < ridge).any():
-        restore(U, D, left, ridge, W)
+        arrays = (U, D, left, ridge, W, *np.zeros((2, len(by))))
+        model = np.array([W.size // len(by), *(array.ctypes.data for array in arrays)])
+        CALL(code.address(restore))(model.ctypes.data, len(by))
 
 
 def change_heads(memory: Memory, j: int, factor: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from sepsa.compiled.kernels import called, kernel
 from sepsa.stream.forecast.kernels.choice import RECENT, choose, follow_candidates, follow_seasons, learn_stack, smooth
 from sepsa.stream.forecast.kernels.explain import (
     explain,
@@ -21,7 +22,6 @@ from sepsa.stream.forecast.kernels.heads import (
     learn_targets,
 )
 from sepsa.stream.forecast.kernels.parts import fixed, given, row, shared, size, stack
-from sepsa.stream.kernels.compilation import called, kernel
 
 FAR_ERRORS = 30.0  # typical errors of step 1 beyond which a value is implausible
 LARGEST_VALUE = 1e6  # to which standardized values of the first rows are bounded
@@ -244,7 +244,7 @@ def gather_common(model):
         common[1 + 2 * angles.size + a] = x[a]
 
 
-@kernel(cost=12.0)
+@kernel
 def learn(model, rows):
     """Learn rows Y with exogenous inputs E in order; OUT gets the forecasts made after each, OUT_QUANTILES theirs.
 
@@ -282,7 +282,7 @@ def learn(model, rows):
     return rows
 
 
-@kernel(cost=1.0, after=learn)
+@kernel
 def explain_ahead(model, rows):
     """Fill OUT with what the exogenous inputs E of so many rows ahead explain beyond the last forecasts."""
     made, base = shared.views("MADE BASE", model)

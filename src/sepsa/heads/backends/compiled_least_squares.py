@@ -1,7 +1,4 @@
-"""The backend of heads on a CPU: each update of recursive least squares is one call of `numba_kernels.update`.
-
-Loaded only where numba is installed; the first call in a fresh cache compiles for some seconds.
-"""
+"""The backend of heads on a CPU: each update of recursive least squares is one call of a compiled kernel."""
 
 from __future__ import annotations
 
@@ -13,30 +10,32 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from sepsa.compiled import code, least_squares
+from sepsa.compiled.kernels import CALL as KERNEL
+from sepsa.compiled.least_squares import LEARNED, TOO_LARGE, Parts, block_shapes_of, length_of, shapes_of
 from sepsa.heads.backends.choose import Counters, Problem
-from sepsa.heads.backends.numba_kernels import (
-    LEARNED,
-    TOO_LARGE,
-    Parts,
-    block_shapes_of,
-    length_of,
-    shapes_of,
-    split,
-    update,
-)
 from sepsa.heads.backends.torch_least_squares import TorchBackend
 from sepsa.heads.math.least_squares import PENDING, LeastSquaresState
-from sepsa.jit import announce_compilation
 
 BLOCKS = 16  # sizes of blocks that have memory of their own
+PACK = least_squares.CALL.pack_into
+UPDATES = {torch.float32: least_squares.update_float32, torch.float64: least_squares.update_float64}
+
+
+def split(memory: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """The matrices of these shapes, which follow each other in `memory`."""
+    pieces = torch.split(memory, [a * b for a, b in shapes])
+    return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
 class Block(NamedTuple):
-    """Φ (n, p) and Y (n, m) of a batch, and the array that holds them, with buffers behind them."""
+    """Φ (n, p) and Y (n, m) of a batch, in an array with buffers behind them, its address, and n."""
 
     Phi: Tensor
     Y: Tensor
-    memory: Any
+    memory: Tensor
+    address: int  # of that array
+    rows: int
 
 
 Rows: TypeAlias = tuple[Block, int, int, float]  # a block, the addresses of features and targets or 0, the weights' sum
@@ -60,14 +59,29 @@ class Snapshot:
         yield torch.from_numpy(np.column_stack([self.weight, self.bias.reshape(m, -1)]))
 
 
-class NumbaBackend(TorchBackend):
+class Call:
+    """A call of the kernel for heads of one shape, and what it gets."""
+
+    def __init__(self, dtype: torch.dtype, outputs: int, inputs: int, heads: Any, lam_error: Any) -> None:
+        self.kernel, self.count = KERNEL(code.address(UPDATES[dtype])), len(heads)
+        self.given: Any = np.zeros(least_squares.CALL.size // 8, np.int64)
+        self.sizes = outputs, inputs
+        self.arrays = heads, lam_error  # whose addresses it has
+        self.first = self.given.ctypes.data, heads.ctypes.data, lam_error.ctypes.data
+
+    def __call__(self, block: Block, x: int, y: int, total: float) -> int:
+        """Learn the rows of a block, or those at the addresses x and y, whose weights sum to `total`."""
+        PACK(self.given, 0, *self.first, block.address, x, y, block.rows, *self.sizes, total)
+        return int(self.kernel(self.first[0], self.count))
+
+
+class CompiledBackend(TorchBackend):
     """The state of a head in one array, of which its tensors are views, and memory for the rows of an update."""
 
-    name = "numba"
+    name = "compiled"
     learns_together = True
 
     def __init__(self, problem: Problem, state: LeastSquaresState, counters: Counters) -> None:
-        announce_compilation(update, "the update of a head", 20)
         weight, bias = problem.linear.weight.detach(), problem.linear.bias
         (m, p), self.k = state.W.shape, problem.linear.in_features
         self.outputs = m
@@ -82,7 +96,8 @@ class NumbaBackend(TorchBackend):
         self.bias = np.zeros(0, self.weight.dtype) if bias is None else bias.detach().numpy()
         self.dtype = weight.dtype
         addresses = memory.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), LEARNED
-        self.heads, self.lam_error = np.array([addresses], np.intp), np.ones((1, 2))  # as `update` takes them
+        self.heads, self.lam_error = np.array([addresses], np.int64), np.ones((1, 2))  # as the kernel takes them
+        self._call = Call(self.dtype, self.outputs, self.k, self.heads, self.lam_error)
         self._blocks: dict[int, Block] = {}  # by their rows
         self.load(state, counters)
         self.version = weight[:0]  # which shares the counter by which autograd notices changes
@@ -103,8 +118,7 @@ class NumbaBackend(TorchBackend):
         block, x, y, total = self.given(features, targets, sample_weight, plain)
         self.lam_error[0, 0] = forgetting
         increment_version(self.version)  # the kernel writes where autograd does not see it
-        outcome = update(self.heads, block.memory, self.weight, x, y, total, self.lam_error)
-        return self._after(outcome, block, total, forgetting)
+        return self._after(self._call(block, x, y, total), block, total, forgetting)
 
     def given(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, plain: bool = False) -> Rows:
         """The rows of samples, which the kernel reads where they are if they are plain."""
@@ -139,20 +153,21 @@ class NumbaBackend(TorchBackend):
 
     @staticmethod
     def learn_together(
-        backends: Sequence[NumbaBackend],
+        backends: Sequence[CompiledBackend],
         features: Tensor,
         targets: Tensor,
         sample_weight: Tensor | None,
         lam_error: Any,
     ) -> list[bool]:
-        """Let heads of one shape learn the same samples in one compiled call, `lam_error` as in `update`.
+        """Let heads of one shape learn the same samples in one compiled call, `lam_error` (J, 2) has the forgetting of
+        each, and gets the sum of its squared errors before it learns them.
 
         Returns for each whether it has learned. Autograd is not told.
         """
         first = backends[0]
         block, x, y, total = first.given(features, targets, sample_weight)
         heads = np.concatenate([backend.heads for backend in backends])
-        update(heads, block.memory, first.weight, x, y, total, lam_error)
+        Call(first.dtype, first.outputs, first.k, heads, lam_error)(block, x, y, total)
         outcomes = zip(backends, heads[:, -1].tolist(), lam_error[:, 0].tolist(), strict=True)
         return [backend._after(outcome, block, total, lam) for backend, outcome, lam in outcomes]
 
@@ -161,7 +176,7 @@ class NumbaBackend(TorchBackend):
         shapes = block_shapes_of(n, p, m)
         memory = self.state.T.new_empty(length_of(shapes))
         Phi, Y, _, _ = split(memory, shapes)
-        block = Block(Phi, Y, memory.numpy())
+        block = Block(Phi, Y, memory, memory.data_ptr(), n)
         if len(self._blocks) == BLOCKS:
             self._blocks.clear()
         self._blocks[n] = block

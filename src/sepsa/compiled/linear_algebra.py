@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-import numpy as np
-from numba import njit
-
-from sepsa.jit_parts import for_parts
-
-# Not "nnan" and "ninf": the kernels look for NaN and Inf.
-OPTIONS: Any = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
-compiled = njit(**for_parts(OPTIONS))
+from sepsa.compiled.kernels import called
 
 
-@compiled
-def cholesky(A):
-    """The lower triangle of A becomes its Cholesky factor, two rows at a time. False: A is not positive definite."""
+@called
+def copy(x, into):
+    """into <- x."""
+    for i in range(x.size):
+        into[i] = x[i]
+
+
+@called
+def copy_rows(X, into):
+    """into <- X, row after row."""
+    for i in range(X.shape[0]):
+        copy(X[i], into[i])
+
+
+@called
+def scale(x, by):
+    """x <- by x."""
+    for i in range(x.size):
+        x[i] *= by
+
+
+@called
+def cholesky(A, inverse):
+    """The lower triangle of A becomes its Cholesky factor, two rows at a time. False: A is not positive definite.
+
+    `inverse` gets the inverse of the diagonal: a product costs less than a quotient.
+    """
     p = A.shape[0]
-    inverse = np.empty(p)  # of the diagonal: a product costs less than a quotient
     for i in range(0, p, 2):
         k = min(i + 1, p - 1)
         for j in range(i):
@@ -45,7 +60,7 @@ def cholesky(A):
     return True
 
 
-@compiled
+@called
 def forward(C, X):
     """X <- C⁻¹X for lower C."""
     for i in range(X.shape[0]):
@@ -58,7 +73,7 @@ def forward(C, X):
             X[i, q] *= c
 
 
-@compiled
+@called
 def forward_row(C, x):
     """x <- C⁻¹x for lower C."""
     for i in range(x.size):
@@ -68,7 +83,7 @@ def forward_row(C, x):
         x[i] = total / C[i, i]
 
 
-@compiled
+@called
 def backward_row(C, x):
     """x <- C⁻ᵀx for lower C."""
     for i in range(x.size - 1, -1, -1):
@@ -78,7 +93,7 @@ def backward_row(C, x):
             x[j] -= C[i, j] * c
 
 
-@compiled
+@called
 def step_head(T, W, f, e, u, energy, g):
     """The half of `potter` that leaves T as it is: u = fᵀT, and W and energy in place, for g = 1 + fᵀf."""
     p, m = T.shape[0], W.shape[0]
@@ -94,7 +109,7 @@ def step_head(T, W, f, e, u, energy, g):
             W[o, j] += c * u[j]
 
 
-@compiled
+@called
 def step_root(T, f, u, g):
     """The other half: T in place."""
     beta = -1.0 / (g + math.sqrt(g))
@@ -104,7 +119,7 @@ def step_root(T, f, u, g):
             T[i, j] += c * u[j]
 
 
-@compiled
+@called
 def potter(T, W, f, e, u, energy):
     """`least_squares.potter` in place, u a buffer."""
     g = 1.0
@@ -114,7 +129,7 @@ def potter(T, W, f, e, u, energy):
     step_root(T, f, u, g)
 
 
-@compiled
+@called
 def add_entries(row, j, a, b, c, d):
     """row[j : j + 4] += [a, b, c, d], as far as it goes."""
     row[j] += a
@@ -126,7 +141,7 @@ def add_entries(row, j, a, b, c, d):
         row[j + 3] += d
 
 
-@compiled
+@called
 def filled(A, i, stop):
     """How many columns of rows i to stop - 1 there are up to the last that is not zero: few in a triangle."""
     end = A.shape[1]
@@ -138,7 +153,7 @@ def filled(A, i, stop):
     return end
 
 
-@compiled
+@called
 def add_product(A, left, right, lower):
     """A += left rightᵀ, four by four entries at a time; with `lower` the lower triangle, and some entries beside it."""
     rows, columns = left.shape[0], right.shape[0]

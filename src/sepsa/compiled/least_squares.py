@@ -10,49 +10,45 @@ the arithmetic. So the state lies in one array, and features and targets are rea
 from __future__ import annotations
 
 import math
+import struct
 from collections import namedtuple
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
-import torch
-from numba import carray, types  # type: ignore[attr-defined]
-from numba.core import cgutils
-from numba.extending import intrinsic
-from torch import Tensor
 
 from sepsa import restoration
-from sepsa.heads.backends.numba_linalg import (
-    OPTIONS,
+from sepsa.compiled.kernels import array_at, called, kernel
+from sepsa.compiled.linear_algebra import (
     add_product,
     backward_row,
     cholesky,
-    compiled,
+    copy,
+    copy_rows,
     forward,
     forward_row,
     potter,
+    scale,
     step_head,
     step_root,
 )
-from sepsa.heads.math import least_squares
-from sepsa.heads.math.least_squares import (
-    CURSOR,
-    GROWTH,
-    GROWTH_LIMIT,
-    PENDING,
-    PENDING_LIMIT,
-    PRODUCT_LIMIT,
-    ROW_LIMIT,
-    SAMPLES,
-    STEPS,
-)
-from sepsa.jit import cached
+
+# What this form of the update shares with that in torch.
+# Above this squared size the product FFᵀ rounds away the identity it is added to; `block_by_qr` squares nothing.
+PRODUCT_LIMIT = 1e10
+# T absorbs H when H has grown by this factor, or fallen by its inverse, or after PENDING_LIMIT updates.
+GROWTH_LIMIT = 1e6
+PENDING_LIMIT = 256
+# Fewer rows of the ridge than this cost less one after the other than as a block.
+ROW_LIMIT = 4
+# Positions in a head's counters: updates, effective samples, the next coordinate to get its ridge back, the updates
+# gathered in H, and the trace that they added to it.
+STEPS, SAMPLES, CURSOR, PENDING, GROWTH = range(5)
 
 # What a call says: learned, not finite, or too large for products, which the QR route takes.
 LEARNED, NOT_FINITE, TOO_LARGE = range(3)
 
 
-@compiled
+@called
 def whiten(T, W, Phi, Y, F, E):
     """F = TΦᵀ (p, n) and E = (Y - ΦWᵀ)ᵀ (m, n); returns the sums of their squares."""
     (n, p), m = Phi.shape, W.shape[0]
@@ -79,12 +75,12 @@ def whiten(T, W, Phi, Y, F, E):
     return size, error
 
 
-restored_count = compiled(restoration.due)  # how many coordinates an update restores
-restored_coordinate = compiled(restoration.next_cursor)  # the i-th of them
-restored_ridge = compiled(restoration.restored)
+restored_count = called(restoration.due)  # how many coordinates an update restores
+restored_coordinate = called(restoration.next_cursor)  # the i-th of them
+restored_ridge = called(restoration.restored)
 
 
-@compiled
+@called
 def gather(T, W, H, energy, left, prior, ridge, F, E, lam, cursor, count, pending, new_H, D):
     """`least_squares.gather_with_ridge` up to V: new_H (its lower triangle) and Dᵀ; energy and left in place."""
     (m, n), p = E.shape, T.shape[0]
@@ -120,16 +116,6 @@ def gather(T, W, H, energy, left, prior, ridge, F, E, lam, cursor, count, pendin
                 D[o, i] += q * pull * T[i, c]
 
 
-@intrinsic
-def _pointer(context, address):
-    """The memory at an address."""
-
-    def generate(_, builder, __, arguments):
-        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
-
-    return types.voidptr(types.intp), generate
-
-
 # The matrices of a head's memory in their order. The first six are the state, of which H is there where something is
 # gathered in it; those from Z on are buffers.
 Parts = namedtuple("Parts", "T W energy left counters H prior ridge Z C D rows")
@@ -149,7 +135,7 @@ def shapes_of(p: int, m: int) -> Parts:
         Z=(p + m, p),
         C=(p, p),
         D=(m, p),
-        rows=(5, max(p, m)),
+        rows=(6, max(p, m)),
     )
 
 
@@ -160,49 +146,36 @@ def block_shapes_of(n: int, p: int, m: int) -> tuple[tuple[int, int], ...]:
 
 def length_of(shapes: Sequence[tuple[int, int]]) -> int:
     """How many numbers matrices of these shapes have."""
-    total = 0
-    for shape in shapes:
-        total += shape[0] * shape[1]
-    return total
+    return sum(rows * columns for rows, columns in shapes)
 
 
-def split(memory: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
-    """The matrices of these shapes, which follow each other in `memory`."""
-    pieces = torch.split(memory, [a * b for a, b in shapes])
-    return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+shapes, block_shapes = called(shapes_of), called(block_shapes_of)
 
 
-shapes, block_shapes, length = compiled(shapes_of), compiled(block_shapes_of), compiled(length_of)
+@called
+def matrices_at(address, shape):
+    """The matrices of a head's memory at an address, of these shapes."""
+    T = array_at(address, shape.T, np.float64)
+    W = array_at(address + 8 * T.size, shape.W, np.float64)
+    energy = array_at(address + 8 * (T.size + W.size), shape.energy, np.float64)
+    left = array_at(address + 8 * (T.size + W.size + energy.size), shape.left, np.float64)
+    at = address + 8 * (T.size + W.size + energy.size + left.size)
+    counters = array_at(at, shape.counters, np.float64)
+    H = array_at(at + 8 * counters.size, shape.H, np.float64)
+    prior = array_at(at + 8 * (counters.size + H.size), shape.prior, np.float64)
+    ridge = array_at(at + 8 * (counters.size + H.size + prior.size), shape.ridge, np.float64)
+    buffers = at + 8 * (counters.size + H.size + prior.size + ridge.size)
+    Z = array_at(buffers, shape.Z, np.float64)
+    C = array_at(buffers + 8 * Z.size, shape.C, np.float64)
+    D = array_at(buffers + 8 * (Z.size + C.size), shape.D, np.float64)
+    rows = array_at(buffers + 8 * (Z.size + C.size + D.size), shape.rows, np.float64)
+    return Parts(T, W, energy, left, counters, H, prior, ridge, Z, C, D, rows)
 
 
-def _matrix(memory, start, shape):
-    return memory[start : start + shape[0] * shape[1]].reshape(shape)
-
-
-@intrinsic
-def views(_, memory, shapes):
-    """`split` in kernels."""
-    matrix = types.Array(memory.dtype, 2, "C")
-    result = types.BaseTuple.from_types([matrix] * len(shapes), getattr(shapes, "instance_class", None))
-
-    def generate(context, builder, _, arguments):
-        start, made = context.get_constant(types.intp, 0), []
-        for i, kind in enumerate(shapes):
-            shape = builder.extract_value(arguments[1], i)
-            signature = matrix(memory, types.intp, kind)
-            made.append(context.compile_internal(builder, _matrix, signature, (arguments[0], start, shape)))
-            rows, columns = builder.extract_value(shape, 0), builder.extract_value(shape, 1)
-            start = builder.add(start, builder.mul(rows, columns))
-        return context.make_tuple(builder, result, made)
-
-    return result(memory, shapes), generate
-
-
-@compiled
-def read_rows(x, y, weight, Phi, Y):
-    """Make Φ and Y of the features and targets at these addresses."""
-    (n, p), (m, k) = Phi.shape, weight.shape
-    given, aims = carray(_pointer(x), (n, k), weight.dtype), carray(_pointer(y), (n, m), weight.dtype)
+@called
+def read_rows(given, aims, Phi, Y):
+    """Make Φ and Y of features (n, k) and targets (n, m)."""
+    (n, p), k, m = Phi.shape, given.shape[1], aims.shape[1]
     for r in range(n):
         for j in range(k):
             Phi[r, j] = given[r, j]
@@ -212,7 +185,7 @@ def read_rows(x, y, weight, Phi, Y):
             Y[r, o] = aims[r, o]
 
 
-@compiled
+@called
 def follow(W, weight, bias, new_W):
     """W as the head has it now, with what rounding to the head's dtype lost."""
     (m, k), p = weight.shape, W.shape[1]
@@ -224,12 +197,12 @@ def follow(W, weight, bias, new_W):
             new_W[o, k] = W[o, k] + (bias[o] - to_head(W[o, k]))
 
 
-@compiled
-def solve_gathered(T, H, C, D, new_W, new_energy):
+@called
+def solve_gathered(T, H, C, D, inverse, new_W, new_energy):
     """W += (H⁻¹D)ᵀT by H = CCᵀ, and the objective falls by DᵀH⁻¹D = |C⁻¹D|². False: H is not positive definite."""
     p = T.shape[0]
-    C[:] = H
-    if not cholesky(C):
+    copy_rows(H, C)
+    if not cholesky(C, inverse):
         return False
     for o in range(new_W.shape[0]):
         forward_row(C, D[o])
@@ -243,28 +216,29 @@ def solve_gathered(T, H, C, D, new_W, new_energy):
     return True
 
 
-@compiled
-def absorb(T, H, C, pending, factored, new_T):
+@called
+def absorb(T, H, C, inverse, pending, factored, new_T):
     """new_T = C⁻¹T for H = CCᵀ, where something is gathered in H. False: H is not positive definite."""
     if pending and not factored:
-        C[:] = H
-        if not cholesky(C):
+        copy_rows(H, C)
+        if not cholesky(C, inverse):
             return False
-    new_T[:] = T
+    copy_rows(T, new_T)
     if pending:
         forward(C, new_T)
     return True
 
 
-@compiled
+@called
 def learn_one_by_one(T, W, Phi, Y, prior, ridge, left, energy, scratch, lam, cursor, count):
     """Fade T, then learn row after row, then the ridge of `count` coordinates, all in place."""
     (n, p), m = Phi.shape, W.shape[0]
     f, u, e = scratch[0, :p], scratch[1, :p], scratch[2, :m]
     if count:
-        T *= 1.0 / math.sqrt(lam)
-        energy *= lam
-        left *= lam
+        for i in range(p):
+            scale(T[i], 1.0 / math.sqrt(lam))
+        scale(energy, lam)
+        scale(left, lam)
     for r in range(n):
         for i in range(p):
             f[i] = 0.0
@@ -287,7 +261,7 @@ def learn_one_by_one(T, W, Phi, Y, prior, ridge, left, energy, scratch, lam, cur
         left[c] = full
 
 
-@compiled
+@called
 def fits(W, weight):
     """Whether W is finite in the head's dtype."""
     to_head = weight.dtype.type
@@ -298,10 +272,10 @@ def fits(W, weight):
     return True
 
 
-@compiled
+@called
 def store_head(new_W, W, weight, bias):
     """Make new_W the state's W and the head's weights."""
-    W[:] = new_W
+    copy_rows(new_W, W)
     (m, k), p = weight.shape, W.shape[1]
     for o in range(m):
         for j in range(k):
@@ -310,7 +284,7 @@ def store_head(new_W, W, weight, bias):
             bias[o] = new_W[o, k]
 
 
-@compiled
+@called
 def store_gathered(new_H, H):
     """Make the lower triangle new_H the symmetric H."""
     for i in range(H.shape[0]):
@@ -319,7 +293,7 @@ def store_gathered(new_H, H):
             H[j, i] = new_H[i, j]
 
 
-@compiled
+@called
 def count_update(counters, lam, samples, cursor, pending, growth):
     """The counters after an update."""
     counters[STEPS] += 1.0
@@ -329,14 +303,14 @@ def count_update(counters, lam, samples, cursor, pending, growth):
     counters[GROWTH] = growth
 
 
-@compiled
-def learn(memory, shapes, block, weight, bias, samples, lam_error):
+@called
+def learn(part, block, weight, bias, samples, lam_error):
     """Learn the rows Φ (n, p), Y (n, m), already scaled by the roots of their weights, which sum to `samples`.
 
     `block` is Φ, Y and buffers for F and E; `weight` and `bias` are the head's own. `lam_error` has the forgetting, and
     gets the sum of the squared errors before.
     """
-    (Phi, Y, F, E), part = block, views(memory, shapes)
+    Phi, Y, F, E = block
     (n, p), m, lam = Phi.shape, Y.shape[1], lam_error[0]
     count = restored_count(p, lam)
     T, W, H, C, D, scratch, prior = part.T, part.W, part.H, part.C, part.D, part.rows, part.prior
@@ -351,25 +325,25 @@ def learn(memory, shapes, block, weight, bias, samples, lam_error):
         return TOO_LARGE
 
     pending, growth, cursor = int(counters[PENDING]), counters[GROWTH], int(counters[CURSOR])
-    new_energy[:] = energy
-    new_left[:] = left
+    copy(energy, new_energy)
+    copy(left, new_left)
     one_row = n == 1 and count < ROW_LIMIT
     gathers = 4 * (n + count) >= p and not one_row
     absorbed = not gathers
     in_place = one_row and count == 0 and pending == 0
     f, u, e = scratch[0, :p], scratch[1, :p], scratch[2, :m]
     if in_place:
-        f[:] = F[:, 0]
-        e[:] = E[:, 0]
+        copy(F[:, 0], f)
+        copy(E[:, 0], e)
         step_head(T, new_W, f, e, u, new_energy, 1.0 + size)
     elif gathers:
         gather(T, new_W, H, new_energy, new_left, prior, ridge, F, E, lam, cursor, count, pending, new_T, D)
-        if not solve_gathered(T, new_T, C, D, new_W, new_energy):
+        if not solve_gathered(T, new_T, C, D, scratch[5], new_W, new_energy):
             return NOT_FINITE
         pending, growth = pending + 1, lam * growth + size
         absorbed = lam**pending * GROWTH_LIMIT < 1.0 or growth > GROWTH_LIMIT * p or pending >= PENDING_LIMIT
     if not in_place and absorbed:
-        if not absorb(T, H, C, pending, gathers, new_T):
+        if not absorb(T, H, C, scratch[5], pending, gathers, new_T):
             return NOT_FINITE
         if not gathers:
             learn_one_by_one(new_T, new_W, Phi, Y, prior, ridge, new_left, new_energy, scratch, lam, cursor, count)
@@ -380,37 +354,56 @@ def learn(memory, shapes, block, weight, bias, samples, lam_error):
     if in_place:
         step_root(T, f, u, 1.0 + size)
     elif absorbed:
-        T[:] = new_T
+        copy_rows(new_T, T)
     else:
         store_gathered(new_T, H)
     store_head(new_W, W, weight, bias)
-    energy[:] = new_energy
-    left[:] = new_left
+    copy(new_energy, energy)
+    copy(new_left, left)
     cursor = restored_coordinate(cursor, count, p)
     count_update(counters, lam, samples, cursor, 0 if absorbed else pending, 0.0 if absorbed else growth)
     return LEARNED
 
 
-@cached(Path(restoration.__file__), Path(least_squares.__file__), **OPTIONS)
-def update(heads, rows, weight, x, y, samples, lam_error):
-    """Let one head after the other learn the same rows. Returns the worst outcome; the last column of `heads` has each.
+# What a call gets: the addresses of its own numbers, of the heads, of λ and errors, of the rows, and of features and
+# targets or 0; the rows, and the outputs and inputs of a head; the sum of the rows' weights.
+CALL = struct.Struct("9qd")
 
-    `heads` (J, 4) are the addresses of each head's memory, weight, and bias or 0; all have the dtype and the shape of
-    `weight`. x and y are the addresses of features and targets in this dtype, of which the rows are made, or 0.
-    `samples` is the sum of the rows' weights. `lam_error` (J, 2) has the forgetting of each head, and gets the sum of
-    its squared errors before it learns the rows.
+
+@called
+def learn_heads(model, count, dtype):
+    """Let one head after the other, whose weights have this dtype, learn the same rows; returns the worst outcome.
+
+    Of each head there are the addresses of its memory, its weight, and its bias or 0, and a place for its outcome; its
+    forgetting, and a place for the sum of its squared errors before it learns the rows. Features and targets in this
+    dtype, of which the rows are made, lie at the addresses x and y, or are 0.
     """
-    m, k = weight.shape
+    x, y, n, m, k = model[4], model[5], model[6], model[7], model[8]
+    heads, lam_error = array_at(model[1], (count, 4), np.int64), array_at(model[2], (count, 2), np.float64)
+    samples = array_at(model[0] + 72, (1,), np.float64)[0]
     p = k + (1 if heads[0, 2] else 0)
-    own_shapes, worst = shapes(p, m), LEARNED
-    size = length(own_shapes)
-    block = views(rows, block_shapes(rows.size // (2 * (p + m)), p, m))
+    own_shapes, (of_Phi, of_Y, of_F, of_E), worst = shapes(p, m), block_shapes(n, p, m), LEARNED
+    Phi = array_at(model[3], of_Phi, np.float64)
+    Y = array_at(model[3] + 8 * n * p, of_Y, np.float64)
+    F = array_at(model[3] + 8 * n * (p + m), of_F, np.float64)
+    E = array_at(model[3] + 8 * n * (2 * p + m), of_E, np.float64)
     if x:
-        read_rows(x, y, weight, block[0], block[1])
-    for j in range(heads.shape[0]):
-        memory = carray(_pointer(heads[j, 0]), size, np.float64)
-        own = carray(_pointer(heads[j, 1]), (m, k), weight.dtype)
-        bias = carray(_pointer(heads[j, 2]), m if p > k else 0, weight.dtype)
-        heads[j, 3] = learn(memory, own_shapes, block, own, bias, samples, lam_error[j])
+        read_rows(array_at(x, (n, k), dtype), array_at(y, (n, m), dtype), Phi, Y)
+    for j in range(count):
+        part = matrices_at(heads[j, 0], own_shapes)
+        own, bias = array_at(heads[j, 1], (m, k), dtype), array_at(heads[j, 2], (m if p > k else 0,), dtype)
+        heads[j, 3] = learn(part, (Phi, Y, F, E), own, bias, samples, lam_error[j])
         worst = max(worst, heads[j, 3])
     return worst
+
+
+@kernel
+def update_float32(model, count):
+    """Let heads in float32 learn the same rows."""
+    return learn_heads(model, count, np.float32)
+
+
+@kernel
+def update_float64(model, count):
+    """Let heads in float64 learn the same rows."""
+    return learn_heads(model, count, np.float64)

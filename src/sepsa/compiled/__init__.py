@@ -1,0 +1,1 @@
+"""What a kernel is, the library of compiled kernels, and what builds it."""
