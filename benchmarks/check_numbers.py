@@ -286,9 +286,6 @@ def derived(page: str) -> tuple[Value, ...]:
             pairs = zip(turns[ours]["rounds"], turns[theirs]["rounds"], strict=True)
             found += summary([one / other for one, other in pairs])
     if page == "reproduction/README.md":
-        for name in ("energy", "diabetes"):  # the seeds on which nothing was chosen
-            tuned = finals(f"{name}-mini-batch-sepsa-self-tuning")
-            found.append(("mean", statistics.fmean(test for seed, test in tuned.items() if seed >= 220)))
         newton, adam = (finals(f"mnist-online-{name}-cross-entropy") for name in ("sepsa", "adam"))
         behind = [adam[seed] - newton[seed] for seed in newton]
         found += [("mean", statistics.fmean(behind)), ("std", statistics.stdev(behind) / math.sqrt(len(behind)))]

@@ -28,12 +28,11 @@ from measure import machine
 from mpmath import mp, mpf
 from torch import Tensor, nn
 
-from sepsa import RLS, SelfTuning
+from sepsa import RLS
 from sepsa.heads import LogisticNewton, PerOutput, SoftmaxNewton
 from sepsa.heads.backends import choose
 from sepsa.heads.backends.choose import force
 from sepsa.heads.math.cross_entropy import FADE
-from sepsa.heads.self_tuning import AGAIN
 from sepsa.restoration import due, restored
 
 mp.dps = 60
@@ -205,12 +204,6 @@ def softmax(ridge: float) -> Head:
     return Head(linear, SoftmaxNewton(ridge=ridge).bind(linear), classes, cross_entropy, lambda r: 1.5 * r)
 
 
-def self_tuning_softmax(ridge: float) -> Head:
-    linear = nn.Linear(FEATURES, 3, dtype=torch.float64, device=DEVICE)
-    solver = SelfTuning.of(SoftmaxNewton).bind(linear)
-    return Head(linear, solver, classes, cross_entropy, lambda r: 1.5 * r)
-
-
 def logistic(ridge: float) -> Head:
     linear = nn.Linear(FEATURES, 1, dtype=torch.float64, device=DEVICE)
     return Head(linear, LogisticNewton(ridge=ridge).bind(linear), sides, cross_entropy)
@@ -267,7 +260,6 @@ def routes() -> list[Route]:
             Route("RLS, evidence, captured", by_evidence, captured),
             Route("RLS, evidence", by_evidence),
             Route("SoftmaxNewton", softmax),
-            Route("SelfTuning.of(SoftmaxNewton)", self_tuning_softmax),
             Route("SoftmaxNewton, captured", softmax, captured),
             Route("LogisticNewton", logistic),
         ]
@@ -282,7 +274,6 @@ def routes() -> list[Route]:
         Route("RLS, evidence", by_evidence),
         Route("RLS, evidence, captured", by_evidence, captured),
         Route("SoftmaxNewton", softmax),
-        Route("SelfTuning.of(SoftmaxNewton)", self_tuning_softmax),
         Route("SoftmaxNewton, captured", softmax, captured),
         Route("LogisticNewton", logistic),
     ]
@@ -324,9 +315,7 @@ def run(route: Route, table: Scaling, batch: int) -> Outcome:
         except (ValueError, RuntimeError) as error:
             return Outcome(None, f"{type(error).__name__}: {error}")
     told = "; ".join(sorted({str(one.message) for one in caught}))
-    if isinstance(head.solver, SelfTuning) and head.solver.chosen[-1].step > AGAIN:
-        return Outcome(None, "not compared: another ridge since its first comparison, where the reference has one")
-    given = head.solver.ridge if isinstance(head.solver, SelfTuning) else table.ridge
+    given = table.ridge
     of_bias = min(given, 1e-4)
     if getattr(head.solver, "ridge", None) == "evidence":
         given = head.solver.ridge_now

@@ -1,6 +1,6 @@
 """A character GPT on a text: AdamW, Muon, and SepSA over each.
 
-    python benchmarks/language.py --search            # four rates of each method, 500 steps, by text held out
+    python benchmarks/language.py --search            # four rates of each base, 500 steps, by text held out
     python benchmarks/language.py                     # 3 seeds at the rates found, on other text
     python benchmarks/language.py --steps 1000        # a shorter schedule
     python benchmarks/language.py --ridge 300 1000 3000 10000 "3 batches" "10 batches" --only "SepSA over AdamW"
@@ -11,9 +11,9 @@
 They write language.json after every run, and do not run again what it holds. The text is the source of Python's
 standard library, or `--text FILE`, whose rates are those found on it or else those of the library. 6 layers of width
 384, 256 characters, batches of 64 sequences, bf16, compiled, 100 steps of warm-up, then a cosine to `--floor` of the
-peak, 1,500 steps. SepSA uses `SelfTuning.of(SoftmaxNewton)`, or a `SoftmaxNewton` with a ridge given: a number, or as
-many batches as it weighs. Every method has the same batches for a seed. `seconds` count the steps alone, without
-evaluations; with `--jobs N`, which shares the GPU between N processes, they say nothing.
+peak, 1,500 steps. SepSA has the rate of its base, and uses `SoftmaxNewton(ridge="evidence")`, or a `SoftmaxNewton` with
+a ridge given: a number, or as many batches as it weighs. Every method has the same batches for a seed. `seconds` count
+the steps alone, without evaluations; with `--jobs N`, which shares the GPU between N processes, they say nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from torch.nn import functional
 
 import sepsa
 from reproduction import runner
-from sepsa import SelfTuning, SepSA, SoftmaxNewton
+from sepsa import SepSA, SoftmaxNewton
 from sepsa.joint import JointOptimizer
 
 RESULT = Path(__file__).with_suffix(".json")
@@ -51,7 +51,8 @@ FORMS = ("{}", "SepSA over {}")
 METHODS = {form.format(base): base for base in RATES for form in FORMS}
 LIBRARY = "python"
 KEYS = ("method", "lr", "seed", "part", "steps", "text", "floor", "ridge")
-BEFORE = {"text": LIBRARY, "floor": 0.0, "ridge": "auto"}  # of runs that do not say
+EVIDENCE = "evidence"
+BEFORE = {"text": LIBRARY, "floor": 0.0, "ridge": EVIDENCE}  # of runs that do not say
 
 
 # ---------------------------------------------------------------------- text
@@ -127,10 +128,10 @@ class GPT(nn.Module):
 # ---------------------------------------------------------------------- training
 
 
-def solver_for(ridge: str, model: GPT, inputs: Tensor) -> SoftmaxNewton | SelfTuning:
-    """The solver whose ridge is chosen ("auto"), a number, or the weight of so many batches like this one."""
-    if ridge == "auto":
-        return SelfTuning.of(SoftmaxNewton)
+def solver_for(ridge: str, model: GPT, inputs: Tensor) -> SoftmaxNewton:
+    """The solver whose ridge is "evidence", a number, or the weight of so many batches like this one."""
+    if ridge == "evidence":
+        return SoftmaxNewton(ridge="evidence")
     number, _, unit = ridge.partition(" ")
     return SoftmaxNewton(ridge=ridge_of_batches(model, model.head, inputs, float(number)) if unit else float(number))
 
@@ -138,7 +139,7 @@ def solver_for(ridge: str, model: GPT, inputs: Tensor) -> SoftmaxNewton | SelfTu
 def learner(method: str, model: GPT, lr: float, solver: Any = None) -> torch.optim.Optimizer:
     options = {"lr": lr, "weight_decay": DECAY}
     adamw = {"betas": (0.9, 0.95), "fused": True}
-    head = {"head": "head", "solver": solver or SelfTuning.of(SoftmaxNewton)}
+    head = {"head": "head", "solver": solver or SoftmaxNewton(ridge="evidence")}
     if METHODS[method] == "AdamW":
         if method == "AdamW":
             return torch.optim.AdamW(model.parameters(), **options, **adamw)
@@ -196,9 +197,7 @@ def train(item: tuple[str, float, int, str, int, str, float, str]) -> dict[str, 
             losses.append(round(held_out_loss(compiled, checks), 5))
             seconds.append(round(spent, 3))
     solver = getattr(optimizer, "solver", None)
-    ridges = [[c.step, c.ridge] for c in solver.chosen] if isinstance(solver, SelfTuning) else []
-    if isinstance(solver, SoftmaxNewton):
-        ridges = [[0, solver.ridge]]
+    ridges = [[steps, solver.ridge_now]] if isinstance(solver, SoftmaxNewton) else []
     return {"final": losses[-1], "losses": losses, "seconds": seconds, "ridges": ridges}
 
 
@@ -260,8 +259,8 @@ def store(result: dict[str, Any], path: Path = RESULT) -> None:
 
 
 def best(method: str, name: str) -> float:
-    """The rate of the search with the least loss at its end."""
-    searched = {"part": "choice", "method": method, "ridge": "auto"}
+    """The rate of the base with the least loss at the end of its search."""
+    searched = {"part": "choice", "method": METHODS[method]}
     tried = runs_of(text=name, **searched) or runs_of(text=LIBRARY, **searched)
     if not tried:
         raise SystemExit(f"{method}: no rate was searched for yet: run with --search first")
@@ -275,7 +274,7 @@ def passes(run: dict[str, Any], loss: float) -> int | None:
 
 
 def final(method: str, options: argparse.Namespace, ridge: str, steps: int | None = None) -> list[dict[str, Any]]:
-    name, ridge = Path(options.text).name, "auto" if method in RATES else ridge
+    name, ridge = Path(options.text).name, EVIDENCE if method in RATES else ridge
     return runs_of(part="end", method=method, text=name, floor=options.floor, ridge=ridge, steps=steps or options.steps)
 
 
@@ -287,7 +286,7 @@ def table(options: argparse.Namespace) -> None:
     rows = [
         (method, base, ridge)
         for method, base in METHODS.items()
-        for ridge in (options.ridge if method != base else ["auto"])
+        for ridge in (options.ridge if method != base else [EVIDENCE])
     ]
     for method, base, ridge in rows:
         runs, others = final(method, options, ridge), final(base, options, ridge, STEPS)
@@ -302,7 +301,7 @@ def table(options: argparse.Namespace) -> None:
         )
         price = result.get("steps", {}).get(method, {}).get("of_base")
         told = median_and_quartiles(price) if price and method != base else ""
-        title = method + (f", ridge {ridge}" if ridge != "auto" and method != base else "")
+        title = method + (f", ridge {ridge}" if ridge != EVIDENCE and method != base else "")
         spread = f" ± {statistics.stdev(ends):.4f}" if len(ends) > 1 else ""
         print(
             f"| {title} | {runs[0]['lr']:g} | {statistics.fmean(ends):.4f}{spread} |"
@@ -317,7 +316,7 @@ def table(options: argparse.Namespace) -> None:
 
 
 def figure(options: argparse.Namespace) -> None:
-    found = {method: runs for method in METHODS if (runs := final(method, options, "auto"))}
+    found = {method: runs for method in METHODS if (runs := final(method, options, EVIDENCE))}
     least = min(min(run["losses"]) for runs in found.values() for run in runs)
     draw(RESULT.with_suffix(".svg"), found, "nats a character", (0.98 * least, 1.6))
 
@@ -356,7 +355,7 @@ def main() -> None:
     parser.add_argument("--text", default=LIBRARY, help="a file")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--floor", type=float, default=FLOOR, help="the last rate over the peak")
-    parser.add_argument("--ridge", nargs="+", default=["auto"], help='numbers, "3 batches" or auto')
+    parser.add_argument("--ridge", nargs="+", default=[EVIDENCE], help='numbers, "3 batches" or evidence')
     parser.add_argument("--lr", type=float, help="instead of the rate found")
     options = parser.parse_args()
     if options.table or options.figure:
@@ -381,10 +380,10 @@ def main() -> None:
     name = Path(options.text).name
     done = {tuple((BEFORE | run)[key] for key in KEYS) for run in known()["runs"]}
     wanted = [
-        (method, lr, seed, part, steps, options.text, options.floor, "auto" if method == base else ridge)
+        (method, lr, seed, part, steps, options.text, options.floor, EVIDENCE if method == base else ridge)
         for seed in ((SEARCH_SEED,) if options.search else SEEDS)
         for method, base in METHODS.items()
-        if options.only in method
+        if options.only in method and not (options.search and method != base)
         for lr in (RATES[base] if options.search else (options.lr or best(method, name),))
         for ridge in options.ridge
     ]

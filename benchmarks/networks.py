@@ -33,7 +33,7 @@ from reproduction import runner
 from reproduction.augmentation import Augmentation
 from reproduction.networks import cnn
 from reproduction.tuning import held_out
-from sepsa import RLS, SelfTuning, SepSA, SoftmaxNewton
+from sepsa import RLS, SepSA, SoftmaxNewton
 
 RESULT = Path(__file__).with_suffix(".json")
 EPOCHS, TIMED_EPOCHS, BATCH, DECAY, SEEDS, SEARCH_SEED = 10, 3, 256, 0.01, range(5), 100
@@ -91,7 +91,7 @@ METHODS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "AdamW, squared loss": ("label_smoothing", (0.0,)),
     "SepSA": ("forgetting", (1.0, 0.999)),
     "SepSA, cross-entropy": ("ridge", (1.0, 100.0, 1000.0)),  # two settings more: at the default ridge it trails
-    "SepSA, cross-entropy, ridge auto": ("ridge", ("auto",)),
+    "SepSA, cross-entropy, ridge by evidence": ("ridge", ("evidence",)),
 }
 
 
@@ -119,8 +119,7 @@ def learner(
     if unit and images is not None:
         head = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
         rest["ridge"] = ridge_of_batches(model, head, images, float(count))
-    solver: Any = SoftmaxNewton if "cross" in method else RLS
-    solver = SelfTuning.of(solver) if rest.get("ridge") == "auto" else solver(**rest)
+    solver: Any = (SoftmaxNewton if "cross" in method else RLS)(**rest)
     optimizer = SepSA(model, torch.optim.AdamW, solver=solver, **options)
     return optimizer, solver.loss
 
@@ -191,9 +190,9 @@ def store(entry: dict[str, Any]) -> None:
 
 
 def best(network: str, method: str) -> dict[str, Any]:
-    """The setting of the search with the best accuracy at its end; an automatic ridge has the rate of a fixed one."""
-    if method.endswith("auto"):
-        return {"lr": best(network, method.removesuffix(", ridge auto"))["lr"], "ridge": "auto"}
+    """The setting of the search with the best accuracy at its end; a ridge by evidence has the rate of a fixed one."""
+    if method.endswith("evidence"):
+        return {"lr": best(network, method.removesuffix(", ridge by evidence"))["lr"], "ridge": "evidence"}
     tried = [run for run in known() if run["search"] and (run["network"], run["method"]) == (network, method)]
     if not tried:
         raise SystemExit(f"{network}, {method}: no setting was searched for yet: run with --search first")
@@ -214,7 +213,7 @@ def table() -> None:
                 columns = [[run["accuracy"][epoch] for run in whole] for epoch in (0, 2, -1)]
                 means = " | ".join(f"{statistics.fmean(c):.2f} ± {statistics.stdev(c):.2f}" for c in columns)
                 alone = [f"{r['epoch_seconds']:.2f}" for r in runs if r["epochs"] == TIMED_EPOCHS]
-                print(f"| {method.removesuffix(', ridge auto')} | {told} | {means} | {', '.join(alone)} |")
+                print(f"| {method.removesuffix(', ridge by evidence')} | {told} | {means} | {', '.join(alone)} |")
         print()
 
 

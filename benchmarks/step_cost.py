@@ -1,6 +1,10 @@
 """What a SepSA step costs beside an Adam step on the same network, and a block update beside the paper's loop.
 
     python benchmarks/step_cost.py              # writes step_cost.json
+    python benchmarks/step_cost.py told         # writes told_cost.json
+
+`told`: steps of a perceptron 8-64-1 in batches of 32 with `samples_per_epoch` given, in later epochs, when the head
+looks at its ridge again and again; and updates of a head for classes by evidence beside those with a fixed ridge.
 
 The paper's own ratios (Table III, seconds): online FNN 1.17, mini-batch FNN 1.17, CNN 1.25. Seconds on a CPU are those
 of the processor, in one thread.
@@ -8,6 +12,7 @@ of the processor, in one thread.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +23,7 @@ from measure import alternate, median_and_quartiles, ratio, spread, training_ste
 from torch import Tensor, nn
 
 from reproduction.networks import cnn, fnn, initialize
-from sepsa import RLS, SepSA
+from sepsa import RLS, SepSA, SoftmaxNewton
 
 SOLVERS: dict[str, Callable[[], Any]] = {
     "SepSA": lambda: RLS(ridge="evidence"),  # SepSA's default
@@ -110,5 +115,44 @@ def in_rotation(step: Callable[[Tensor, Tensor], object], batches: list[tuple[Te
     return run
 
 
+def told() -> None:
+    torch.manual_seed(0)
+    batches = [(torch.randn(32, 8), torch.randn(32, 1)) for _ in range(64)]
+    contestants = {}
+    cases: Any = (
+        ("Adam", None, None),
+        ("fixed ridge, 353 rows", 10.0, 353),
+        ("353 rows", "evidence", 353),
+        ("1,000 rows", "evidence", 1000),
+        ("4,000 rows", "evidence", 4000),
+    )
+    for name, solver, rows in cases:
+        model: nn.Module = network(lambda: nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1)))
+        optimizer: Any = adam(model)
+        if solver is not None:
+            optimizer = SepSA(model, torch.optim.Adam, solver=RLS(ridge=solver), samples_per_epoch=rows, lr=1e-3)
+        contestants[name] = in_rotation(partial(training_step, model, optimizer), batches)
+        for _ in range(300):  # beyond two epochs
+            contestants[name]()
+    times = alternate(contestants, 101, clock=time.process_time)
+    result: dict[str, Any] = {"seconds": {name: spread(values) for name, values in times.items()}}
+    result["ratios"] = {name: ratio(times, name, "Adam") for name in times if name != "Adam"}
+    for n in (1, 32):
+        labels = [(torch.randn(n, 64), torch.randint(10, (n,))) for _ in range(64)]
+        for forgetting in (1.0, 0.95):
+            solvers = {ridge: SoftmaxNewton(ridge=ridge, forgetting=forgetting) for ridge in (10.0, "evidence")}
+            heads = {str(ridge): solver.bind(nn.Linear(64, 10)) for ridge, solver in solvers.items()}
+            updates = {ridge: in_rotation(head.update, labels) for ridge, head in heads.items()}
+            for run in updates.values():
+                for _ in range(300):
+                    run()
+            times = alternate(updates, 51, clock=time.process_time)
+            name = f"head for classes, batch {n}, forgetting {forgetting:g}, ridge by evidence / 10"
+            result["ratios"][name] = ratio(times, "evidence", "10.0")
+    for name, r in result["ratios"].items():
+        print(f"{name}: {median_and_quartiles(r)}")
+    write("told_cost", result)
+
+
 if __name__ == "__main__":
-    paper_networks()
+    {"": paper_networks, "told": told}["".join(sys.argv[1:])]()

@@ -20,7 +20,6 @@ from reproduction.methods import (
     NEWTON,
     PAPER,
     PUBLISHED,
-    SELF_TUNING,
     STANDARDIZED,
     TUNED,
     VARIANTS,
@@ -104,7 +103,7 @@ EXPERIMENTS = {
     "table3": Experiment(
         heading="Table III",
         title="Table III, side by side",
-        methods=dict.fromkeys(REGRESSIONS, (*PAPER, TUNED, EVIDENCE, SELF_TUNING, STANDARDIZED))
+        methods=dict.fromkeys(REGRESSIONS, (*PAPER, TUNED, EVIDENCE, STANDARDIZED))
         | dict.fromkeys(CLASSIFICATIONS, ("SepSA", "slimTrain", "Adam", TUNED, CROSS_ENTROPY)),
         compared="same method",
     ),

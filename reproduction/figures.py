@@ -26,7 +26,6 @@ STYLES: dict[str, dict[str, Any]] = {
     "NAG": {"color": "#56B4E9", "linestyle": (0, (3, 1, 1, 1))},
     "SGD": {"color": "#000000", "linestyle": ":"},
     "SepSA, tuned": {"color": "#E69F00", "linestyle": "-", "linewidth": 2.2, "zorder": 4},
-    "SepSA, self-tuning": {"color": "#E69F00", "linestyle": (0, (1, 1)), "linewidth": 2.2, "zorder": 4},
     "Adam, cross-entropy": {"color": "#0072B2", "linestyle": (0, (1, 1))},
     "SepSA, cross-entropy": {"color": "#D55E00", "linestyle": (0, (1, 1)), "linewidth": 2.2, "zorder": 4},
     "Adam, standardized targets": {"color": "#0072B2", "linestyle": (0, (1, 1))},

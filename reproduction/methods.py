@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from reproduction.slimtik import PublishedSlimTik, SlimTik
 from sepsa.capture import PlainStep, Step, capture, first_order_step
-from sepsa.heads import RLS, Capturable, HeadSolver, SelfTuning, SoftmaxNewton
+from sepsa.heads import RLS, Capturable, HeadSolver, SoftmaxNewton
 from sepsa.optimizer import SepSA
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -27,11 +27,11 @@ FIRST_ORDER: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 PAPER = ("SepSA", "slimTrain", "SGD", "NAG", "RMSprop", "Adam")
 TUNED, CROSS_ENTROPY, STANDARDIZED = "SepSA, tuned", "Adam, cross-entropy", "Adam, standardized targets"
-NEWTON, SELF_TUNING, EVIDENCE = "SepSA, cross-entropy", "SepSA, self-tuning", "SepSA, ridge by evidence"
+NEWTON, EVIDENCE = "SepSA, cross-entropy", "SepSA, ridge by evidence"
 # The paper's methods with one setting changed, to find out which settings the paper used.
 PUBLISHED = "slimTrain, as published"
 VARIANTS = ("SepSA, no weight decay", "Adam, no weight decay", PUBLISHED)
-NAMES = (*PAPER, TUNED, EVIDENCE, SELF_TUNING, CROSS_ENTROPY, NEWTON, STANDARDIZED, *VARIANTS)
+NAMES = (*PAPER, TUNED, EVIDENCE, CROSS_ENTROPY, NEWTON, STANDARDIZED, *VARIANTS)
 
 # Ridge and forgetting of "SepSA, tuned". `python -m reproduction run tuning` chose those of the regressions
 # (results/tuning.json); the classifications were not tuned: they have the defaults, or the forgetting that was best in
@@ -180,8 +180,6 @@ def build(
         # As in the paper, the ridge penalizes the bias too, in this and in the other methods.
         optimizer = separable(model, RLS(ridge=ridge, forgetting=forgetting, bias_ridge="ridge"), body, lr, decay)
         return Trainer(model, optimizer, halving=halving and name != TUNED)
-    if name == SELF_TUNING:
-        return Trainer(model, separable(model, SelfTuning(), body, lr))
     if name == EVIDENCE:
         base, options = first_order(body, model)
         return Trainer(

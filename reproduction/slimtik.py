@@ -149,7 +149,7 @@ class SlimTik(OwnsHead):
         linear: The `nn.Linear` that the solver is bound to, or None.
 
     See also:
-        `SelfTuning.of(RLS, forgetting=1.0)`, which also chooses its ridge and forgets nothing.
+        `RLS(ridge="evidence")`, which also chooses its ridge and forgets nothing.
 
     Examples:
         >>> import torch

@@ -12,14 +12,14 @@ import numpy as np
 
 from reproduction.data import NAMES, Metric
 from reproduction.experiments import EXPERIMENTS, MODES, TABLES
-from reproduction.methods import CROSS_ENTROPY, EVIDENCE, NEWTON, SELF_TUNING, STANDARDIZED, TUNED, VARIANTS, slug
+from reproduction.methods import CROSS_ENTROPY, EVIDENCE, NEWTON, STANDARDIZED, TUNED, VARIANTS, slug
 from reproduction.records import read as read_file
 from reproduction.records import significant
 
 # The paper's rows first, in its order; then its other methods; then those it lacks.
 METHODS = (
     *("SepSA", "slimTrain", "Adam", "RMSprop", "NAG", "SGD"),
-    *(STANDARDIZED, CROSS_ENTROPY, NEWTON, TUNED, EVIDENCE, SELF_TUNING, *VARIANTS),
+    *(STANDARDIZED, CROSS_ENTROPY, NEWTON, TUNED, EVIDENCE, *VARIANTS),
 )
 
 

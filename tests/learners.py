@@ -20,7 +20,7 @@ from torch import nn
 
 import river_models
 import sepsa
-from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SelfTuning, SepSA, SoftmaxNewton
+from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton
 from sepsa.stream.keyed import KeyedLearner
 from sepsa.stream.tables import command, forecast, inspection, output
 from sepsa.stream.tables.options import DetailOptions, ForecastOptions, StreamOptions
@@ -408,18 +408,16 @@ CASES: dict[str, Any] = {
     "rls.sepsa": Head(RLS),
     "rls-forgetting-double.sepsa": Head(lambda: RLS(ridge=0.5, forgetting=0.98), dtype=torch.float64),
     "rls-float32.sepsa": Head(lambda: RLS(dtype=torch.float32, forgetting=0.99)),
-    "rls-auto.sepsa": Head(SelfTuning),
-    "rls-auto-ridge.sepsa": Head(lambda: SelfTuning.of(RLS, forgetting=1.0)),
+    "rls-evidence.sepsa": Head(lambda: RLS(ridge="evidence")),
     "softmax.sepsa": Head(lambda: SoftmaxNewton(forgetting=0.98), "labels"),
-    "softmax-auto.sepsa": Head(lambda: SelfTuning.of(SoftmaxNewton), "labels"),
+    "softmax-evidence.sepsa": Head(lambda: SoftmaxNewton(ridge="evidence"), "labels"),
     "logistic.sepsa": Head(LogisticNewton, "yes or no"),
-    "logistic-auto.sepsa": Head(lambda: SelfTuning.of(LogisticNewton), "yes or no"),
+    "logistic-evidence.sepsa": Head(lambda: LogisticNewton(ridge="evidence"), "yes or no"),
     "lbfgs.sepsa": Head(lambda: OnlineLBFGS(memory=3)),
     "lbfgs-cross-entropy.sepsa": Head(lambda: OnlineLBFGS(memory=3, loss="cross-entropy"), "labels"),
     "per-output.sepsa": Head(lambda: PerOutput(RLS(forgetting=0.99))),
     "sepsa.sepsa": Training(solver=RLS),
     "sepsa-run.sepsa": Training(solver=lambda: RLS(forgetting=0.99), whole_run=True),
-    "sepsa-auto.sepsa": Training(solver=SelfTuning),
     "sepsa-lbfgs.sepsa": Training(solver=OnlineLBFGS),
     "sepsa-epoch-told.sepsa": Training({"samples_per_epoch": 20}),
     "sepsa-cross-entropy.sepsa": Training({"samples_per_epoch": 20}, "cross-entropy", "labels"),

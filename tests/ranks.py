@@ -25,14 +25,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 import portable
 from reproduction.slimtik import SlimTik
-from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SelfTuning, SepSA, SoftmaxNewton, distributed
+from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton, distributed
 
 ROWS, STEPS, SAVED_AT = 24, 12, 8
 
 SOLVERS = {
     "RLS": RLS,
     "forgetting": lambda: RLS(forgetting=0.95),
-    "auto": lambda: SelfTuning(),
+    "evidence": lambda: RLS(ridge="evidence"),
+    "SoftmaxNewton, evidence": lambda: SoftmaxNewton(ridge="evidence"),
     "PerOutput": lambda: PerOutput(RLS(forgetting=0.95)),
     "LogisticNewton": LogisticNewton,
     "SlimTik": SlimTik,

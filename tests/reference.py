@@ -100,34 +100,6 @@ def rls_step(B: Matrix, alpha: Matrix, h: Matrix, y: Matrix) -> tuple[Matrix, Ma
     return B, alpha - np.outer(B @ h, h @ alpha - y)
 
 
-def best_head(errors: list[list[float]], memory: list[float], sizes: list[float]) -> int | None:
-    """Which of several heads is best after updates in which they made these errors, by all of them at once.
-
-    An error is clipped at 4 times the smallest mean error of the updates before, or at 4e-6 of the targets' mean square
-    `sizes`, and fades by 0.98 an update. Of the heads whose mean error exceeds the smallest by at most half of the
-    standard error of the difference, that with the longest memory wins, and of those the best. None after one update.
-    """
-    clipped: list[Matrix] = []
-    for row, size in zip(errors, sizes, strict=True):
-        if clipped:
-            ages = 0.98 ** np.arange(len(clipped))[::-1]
-            means = ages @ np.array(clipped) / ages.sum()
-            clipped.append(np.minimum(row, 4 * max(means.min(), 1e-6 * size)))
-        else:
-            clipped.append(np.array(row))
-    ages = 0.98 ** np.arange(len(clipped))[::-1]
-    n, table = ages.sum(), np.array(clipped)
-    if n <= 1:
-        return None
-    means = ages @ table / n
-    differences = table - table[:, [means.argmin()]]
-    mean = ages @ differences / n
-    variance = ages @ (differences - mean) ** 2 / n
-    equal = [j for j in range(len(means)) if mean[j] <= 0.5 * np.sqrt(variance[j] / (n - 1))]
-    longest = max(memory[j] for j in equal)
-    return min((j for j in equal if memory[j] == longest), key=lambda j: means[j])
-
-
 class Adam:
     """Adam with L2 weight decay, for arrays updated in place."""
 
@@ -490,3 +462,100 @@ def evidence_of(Phi, Y, initial, ridge, bias_ridge, n, r, refuted):
         found.append((rss / V, ((w - t * start)[:k] ** 2).sum() / V, best))
     found = np.array(found)
     return (gamma, *found[:, :2].mean(0), freedom), found[:, 2]
+
+
+class Dense:
+    """Equations 1 and 2 of `math.cross_entropy` with A and the gradients formed, by sample and class."""
+
+    def __init__(self, W, ridge, forgetting, label_smoothing, class_weight, bias):
+        self.W, self.prior = W.copy(), W.copy()
+        K, p = W.shape
+        self.ridge = ridges(p, ridge, bias) * max(K / 2, 1)
+        self.forgetting, self.smoothing = forgetting, label_smoothing
+        self.weight = np.ones(max(K, 2)) if class_weight is None else np.array(class_weight)
+        self.A, self.left = np.diag(self.ridge), self.ridge.copy()
+        self.shares, self.seen, self.cursor = np.ones(K), 0.0, 0
+
+    def update(self, Phi, targets, omega):
+        """Phi (n, p) features with their ones, targets (n, classes) probabilities, omega (n,) weights."""
+        K, p = self.W.shape
+        n, C = targets.shape
+        U, R = np.zeros((n, K)), np.zeros((n, K))
+        total = 0.0
+        for i in range(n):
+            tau = omega[i] * self.weight * ((1 - self.smoothing) * targets[i] + self.smoothing / C)
+            logits = self.W @ Phi[i]
+            logits = np.append(0.0, logits) if K == 1 else logits
+            P = np.exp(logits - logits.max())
+            P /= P.sum()
+            for k in range(K):
+                j = k + (K == 1)
+                R[i, k] = tau.sum() * P[j] - tau[j]
+                sampled = R[i, k] ** 2 / tau.sum() if tau.sum() else 0.0
+                U[i, k] = (tau.sum() * P[j] * (1 - P[j]) + sampled) / 2
+            total += tau.sum()
+        lam = min(self.forgetting, (self.seen + 8 * p) / (self.seen + 8 * p + 7 * total))
+        self.seen += total
+        self.shares = lam * self.shares + (1 - lam) + U.sum(0)
+        s = min(K, 2) * self.shares / self.shares.sum()
+        rho = max(min(K, 2) * U[:, k].sum() / U.sum() / s[k] for k in range(K)) if U.sum() else 0.0
+        own = sum(U[i].sum() * np.outer(Phi[i], Phi[i]) for i in range(n))
+        gradient = R.T @ Phi / s[:, None]
+        self.A, self.left = lam * self.A, lam * self.left
+        for j in restored_coordinates(p, self.forgetting, self.cursor, at_least=n):
+            q = max(0.0, restored_ridge(self.ridge[j], self.left[j]) - self.left[j])
+            self.A[j, j] += q
+            gradient[:, j] += q * (self.W - self.prior)[:, j]
+            self.left[j], self.cursor = self.left[j] + q, self.cursor + 1
+        self.W = self.W - np.linalg.solve(self.A + rho * own, gradient.T).T
+        self.A = self.A + own
+
+    def set_ridge(self, ridge, bias):
+        """Take another ridge, where each coordinate keeps its share, and the weights of the parabola that has it."""
+        K, p = self.W.shape
+        new = ridges(p, ridge, bias) * max(K / 2, 1)
+        change = (new - self.ridge) * self.left / self.ridge
+        self.left, self.ridge = self.left * new / self.ridge, new
+        pull = self.A @ (self.W - self.prior).T  # A'(W' - prior) = A(W - prior), A' = A + change
+        self.A = self.A + np.diag(change)
+        self.W = self.prior + np.linalg.solve(self.A, pull).T
+
+
+def first_class_ridge(X, omega, K):
+    """The ridge before rows X (n, k) with these weights: that of 10 rows or of all of them, at even probabilities."""
+    curvature = 1 / 4 if K == 1 else 1 - 1 / K  # Σ_k (p_k (1 - p_k) + (p_k - y_k)²) / 2 at p = 1/K, over the outputs
+    row = sum(w * (x @ x) / len(x) * curvature for x, w in zip(X, omega, strict=True)) / omega.sum()
+    return row / max(K / 2, 1) * max(10, omega.sum())
+
+
+def class_ridge(A, left, shares, W, prior, updates, seen, bias, forgetting, ridge, kappa):
+    """The ridge by evidence after so many updates of a cross-entropy head W (K, p) of this curvature A (p, p), whose
+    ridge is `left` of the present one.
+    """
+    K, p = W.shape
+    k, B = p - bias, np.linalg.inv(A)
+    determined = sum(1 - left[j] * B[j, j] for j in range(k))
+    distance = sum(shares[i] / shares.mean() * np.sum((W[i, :k] - prior[i, :k]) ** 2) for i in range(K))
+    total = seen + 8 * p
+    remembered = total / 8 * (1 - (8 * p / total) ** 8)
+    if forgetting < 1:
+        remembered = min(remembered, seen / updates / (1 - forgetting))
+    row = np.mean([A[j, j] - left[j] for j in range(k)]) / remembered / max(K / 2, 1)
+    if seen < 8 or distance <= 0 or row <= 0:
+        return ridge
+    least = row * max(10, seen / updates)
+    most = max(row * remembered, least)
+    best = np.clip(kappa * max(K - 1, 1) * determined / distance, least, most)
+    stays = least <= ridge <= most and ridge / 2 < best < 2 * ridge
+    return ridge if stays else max(best, ridge / 1e4)
+
+
+def log_class_evidence(A, s, minimum, prior, ridge):
+    """The logarithm of the evidence of samples whose loss is a parabola, up to a constant: of class k with the
+    curvature s_k A about minimum (K, p), for weights of variance 1 / (ridge s_k/s̄) about the prior (K, p).
+    """
+    data = np.kron(np.diag(s), A)
+    penalty = np.kron(np.diag(ridge * s / s.mean()), np.eye(minimum.shape[1]))
+    spread = np.linalg.inv(data) + np.linalg.inv(penalty)  # of the minimum about the prior
+    apart = (minimum - prior).ravel()
+    return -0.5 * (apart @ np.linalg.solve(spread, apart) + np.linalg.slogdet(spread)[1])

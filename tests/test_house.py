@@ -69,7 +69,7 @@ def test_streams_tables_and_checkpoints_need_no_numba_torch_or_pandas(said):
 
 def test_the_public_names():
     assert set(sepsa.__all__) == {
-        *("FourierFeatures", "HeadSolver", "NotFinite", "OnlineLBFGS", "RLS", "SelfTuning", "SepSA"),
+        *("FourierFeatures", "HeadSolver", "NotFinite", "OnlineLBFGS", "RLS", "SepSA"),
         *("LogisticNewton", "PerOutput", "SoftmaxNewton", "__version__", "muon", "observe"),
     }
     assert all(hasattr(sepsa, name) for name in sepsa.__all__)

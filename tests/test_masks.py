@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from reproduction.slimtik import SlimTik
-from sepsa import RLS, LogisticNewton, OnlineLBFGS, SelfTuning, SepSA, SoftmaxNewton
+from sepsa import RLS, LogisticNewton, OnlineLBFGS, SepSA, SoftmaxNewton
 
 NAN = float("nan")
 
@@ -30,7 +30,7 @@ def close(a, b):
 
 SOLVERS = {
     "RLS": RLS,
-    "auto": lambda: SelfTuning.of(RLS, forgetting=1.0),
+    "RLS, evidence": lambda: RLS(ridge="evidence"),
     "SlimTik": SlimTik,
     "OnlineLBFGS": OnlineLBFGS,
 }

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import sepsa
-from sepsa import RLS, SelfTuning, SepSA
+from sepsa import RLS, SepSA
 from test_optimizer import batches
 from third_party import LMS
 
@@ -136,7 +136,7 @@ def in_a_thread(f):
         return pool.submit(f).result()
 
 
-@pytest.mark.parametrize("solver", [RLS, lambda: SelfTuning.of(RLS, forgetting=1.0)])
+@pytest.mark.parametrize("solver", [RLS, lambda: RLS(ridge="evidence")])
 def test_a_pass_in_another_thread_neither_learns_nor_counts(solver):
     (model, optimizer), (twin, plain) = (
         (m, SepSA(m, torch.optim.SGD, lr=0.1, solver=solver())) for m in (network(), network())

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils.checkpoint import checkpoint
 
 import sepsa
-from sepsa import RLS, OnlineLBFGS, PerOutput, SelfTuning, SepSA, SoftmaxNewton
+from sepsa import RLS, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton
 
 
 def network():
@@ -509,7 +509,7 @@ COMPUTED = {
 
 
 @pytest.mark.parametrize("name", COMPUTED)
-@pytest.mark.parametrize("solver", [RLS, SelfTuning, OnlineLBFGS, lambda: PerOutput(RLS())])
+@pytest.mark.parametrize("solver", [RLS, OnlineLBFGS, lambda: PerOutput(RLS())])
 def test_a_head_that_is_pruned_or_parametrized_later_is_named(name, solver):
     model, (inputs, targets) = network(), batches()[0]
     optimizer = SepSA(model, torch.optim.Adam, solver=solver())
@@ -584,7 +584,7 @@ def hooks(model):
     return [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules()]
 
 
-@pytest.mark.parametrize("solver", [RLS, lambda: SelfTuning.of(RLS, forgetting=1.0)])
+@pytest.mark.parametrize("solver", [RLS, lambda: RLS(ridge="evidence")])
 def test_hooks_of_an_older_sepsa_are_gone(solver):
     model = network()
     older = SepSA(model, torch.optim.Adam, solver=solver())
@@ -602,7 +602,7 @@ def test_hooks_of_an_older_sepsa_are_gone(solver):
 @pytest.mark.filterwarnings("ignore:`torch.jit")  # deprecated, and still used
 def test_a_model_with_hooks_can_be_scripted():
     model = network()
-    optimizer = SepSA(model, torch.optim.Adam, solver=SelfTuning.of(RLS, forgetting=1.0))
+    optimizer = SepSA(model, torch.optim.Adam, solver=RLS(ridge="evidence"))
     optimizer.learn(*batches()[0])
     scripted = torch.jit.script(model)
     x = batches()[1][0]
@@ -647,7 +647,7 @@ def test_numpy_numbers_are_numbers(tmp_path):
     assert SoftmaxNewton(label_smoothing=np.float32(0.5)).label_smoothing == 0.5
 
 
-@pytest.mark.parametrize("solver", [RLS, lambda: SelfTuning.of(RLS, forgetting=1.0)])
+@pytest.mark.parametrize("solver", [RLS, lambda: RLS(ridge="evidence")])
 def test_a_detached_model_is_free_of_us(solver, tmp_path):
     model = network()
     optimizer = SepSA(model, torch.optim.SGD, lr=1e-2, solver=solver())

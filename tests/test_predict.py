@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SelfTuning, SepSA, SoftmaxNewton
+from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton
 from test_observe import in_a_thread
 
 
@@ -35,7 +35,7 @@ def same(a, b):
     torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("solver", [RLS, lambda: SelfTuning.of(RLS, forgetting=1.0), lambda: PerOutput(RLS())])
+@pytest.mark.parametrize("solver", [RLS, lambda: RLS(ridge="evidence"), lambda: PerOutput(RLS())])
 def test_deviations_are_those_of_the_solver_on_the_features(solver):
     optimizer, inputs = learned(network(), solver())
     model = optimizer.model.train()

@@ -23,7 +23,7 @@ def test_the_solver_keeps_its_type() -> None:
     assert_type(default.solver.samples, float)
     newton = SepSA(nn.Linear(3, 2), torch.optim.Adam, head=None, solver=SoftmaxNewton(), lr=1e-3)
     assert_type(newton, SepSA[SoftmaxNewton])
-    assert_type(newton.solver.ridge, float)
+    assert_type(newton.solver.ridge_now, float)
 
 
 def test_any_solver_will_do() -> None:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
         NotFinite,
         OnlineLBFGS,
         PerOutput,
-        SelfTuning,
         SoftmaxNewton,
     )
     from sepsa.joint import muon
@@ -44,7 +43,6 @@ __all__ = [
     "NotFinite",
     "OnlineLBFGS",
     "PerOutput",
-    "SelfTuning",
     "SepSA",
     "SoftmaxNewton",
     "__version__",
@@ -57,7 +55,7 @@ _CORE = {
     "capture": (),
     "features": ("FourierFeatures",),
     "heads": (
-        *("HeadSolver", "LogisticNewton", "NotFinite", "OnlineLBFGS", "PerOutput", "RLS", "SelfTuning"),
+        *("HeadSolver", "LogisticNewton", "NotFinite", "OnlineLBFGS", "PerOutput", "RLS"),
         "SoftmaxNewton",
     ),
     "joint": ("muon",),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sepsa.distributed import is_sharded
-from sepsa.heads import RLS, HeadSolver, LogisticNewton, SelfTuning, SoftmaxNewton
+from sepsa.heads import RLS, HeadSolver, LogisticNewton, SoftmaxNewton
 from sepsa.joint import Base, JointOptimizer
 from sepsa.observe import observers_of
 from sepsa.observe.observation import by_name, is_collection
@@ -79,11 +79,12 @@ def check_head(name: str, head: nn.Linear) -> None:
             )
 
 
-# Solvers by the loss that a user names, with settings that fit most networks: benchmarks/defaults.py.
+# Solvers by the loss that a user names, with settings that fit most networks: benchmarks/defaults.py and
+# class_defaults.py.
 DEFAULTS: dict[str, Callable[[], HeadSolver]] = {
     "squared": lambda: RLS(ridge="evidence"),
-    "cross-entropy": lambda: SelfTuning.of(SoftmaxNewton),
-    "logistic": lambda: SelfTuning.of(LogisticNewton),
+    "cross-entropy": lambda: SoftmaxNewton(ridge="evidence"),
+    "logistic": lambda: LogisticNewton(ridge="evidence"),
 }
 
 
@@ -138,7 +139,6 @@ def check_forgetting(forget_per: str, samples_per_epoch: int | None, solvers: di
                 "choose its forgetting, as RLS(forgetting=0.99), or leave forget_per at 'update'"
             )
         fixed = not hasattr(solver, "forgets") or getattr(solver, "forgetting", None) != 1.0
-        fixed = fixed or (isinstance(solver, SelfTuning) and not solver.rests)  # it compares several
         if samples_per_epoch is not None and not is_default and fixed:
             raise ValueError(
                 f"samples_per_epoch sets the forgetting of a solver that has forgetting 1, got {solver!r}: "

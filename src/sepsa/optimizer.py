@@ -54,8 +54,8 @@ class SepSA(SavedWithHeads, Generic[S]):
             are then dicts by name or sequences.
         solver (HeadSolver | str | Mapping[str, HeadSolver] | Sequence[HeadSolver] | None): The head's solver, which
             becomes bound to the head, or the loss to minimize with the settings of sepsa: "squared" or None for an
-            `RLS(ridge="evidence")`, "cross-entropy" for a `SelfTuning.of(SoftmaxNewton)`, "logistic" for a
-            `SelfTuning.of(LogisticNewton)`.
+            `RLS(ridge="evidence")`, "cross-entropy" for a `SoftmaxNewton(ridge="evidence")`, "logistic" for a
+            `LogisticNewton(ridge="evidence")`.
         samples_per_epoch: Number of samples in one pass over the data, on all ranks, where the data are passed over
             several times: from the second epoch on the head remembers about as many, so that each counts once. The
             solver must have forgetting 1. For a head that is applied to each position of a sequence, the number of

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from reference import curvature, free_bias_regression, ridges, weights, with_ones
-from sepsa import RLS, SelfTuning
+from sepsa import RLS
 
 
 @settings(max_examples=25, deadline=None)
@@ -59,5 +59,4 @@ def test_the_setting_is_told():
     assert solver.ridge_left.tolist() == [2.0, 2.0, 2.0, 0.25]
     assert RLS(ridge=2.0).bind(nn.Linear(3, 1, bias=False)).ridge_left.tolist() == [2.0] * 3
     assert RLS(ridge=1e-9).bind(nn.Linear(3, 1)).ridge_left.tolist() == [1e-9] * 4
-    assert SelfTuning.of(RLS, ridge=1.0, bias_ridge=0.25).bind(nn.Linear(3, 1)).ridge_left[-1] == 0.25
-    assert "bias_ridge" not in repr(SelfTuning.of(RLS, ridge=1.0).bind(nn.Linear(3, 1, bias=False)))
+    assert "bias_ridge" not in repr(RLS(ridge=1.0).bind(nn.Linear(3, 1, bias=False)))

@@ -4,16 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from sepsa import RLS, SelfTuning
+from sepsa import RLS
 from sepsa.heads.backends.choose import force
 
-AUTO = {"tunes": True}  # both settings by itself
 
-
-def trained(k=6, n=500, dead=(), batch=1, tunes=False, **options):
+def trained(k=6, n=500, dead=(), batch=1, **options):
     torch.manual_seed(0)
     linear = nn.Linear(k, 2, dtype=torch.float64)
-    solver = (SelfTuning() if tunes else RLS(**options)).bind(linear)
+    solver = RLS(**options).bind(linear)
     x = torch.randn(n, k, dtype=torch.float64).relu()
     x[:, list(dead)] = 0
     for rows in x.split(batch):
@@ -23,7 +21,7 @@ def trained(k=6, n=500, dead=(), batch=1, tunes=False, **options):
 
 @pytest.mark.parametrize("batch", [1, 50])
 @pytest.mark.parametrize("backend", [None, "torch"])
-@pytest.mark.parametrize("options", [{"ridge": 2.0}, {"ridge": 2.0, "forgetting": 0.97}, AUTO])
+@pytest.mark.parametrize("options", [{"ridge": 2.0}, {"ridge": 2.0, "forgetting": 0.97}, {"ridge": "evidence"}])
 def test_the_numbers_are_those_of_the_curvature(options, backend, batch):
     with force(backend):
         solver = trained(n=250, batch=batch, **options)
@@ -36,7 +34,7 @@ def test_the_numbers_are_those_of_the_curvature(options, backend, batch):
     assert all(isinstance(value, float) for value in health.values())
 
 
-@pytest.mark.parametrize("options", [{}, {"forgetting": 0.98}, AUTO])
+@pytest.mark.parametrize("options", [{}, {"forgetting": 0.98}, {"ridge": "evidence"}])
 def test_dead_features_are_counted(options):
     assert trained(dead=(1, 4), **options).health()["dead_features"] == 2
 

@@ -17,7 +17,7 @@ from heads.test_adversarial import BATTERY, SHORT
 from heads.test_adversarial import K as BATTERY_WIDTH
 from in_sepsa import FURTHER
 from reproduction.slimtik import SlimTik
-from sepsa import RLS, LogisticNewton, NotFinite, OnlineLBFGS, PerOutput, SelfTuning, SoftmaxNewton
+from sepsa import RLS, LogisticNewton, NotFinite, OnlineLBFGS, PerOutput, SoftmaxNewton
 from sepsa.heads.backends.choose import force
 from sepsa.testing import CHECKS, Case, difference, not_finite, snapshot
 
@@ -33,7 +33,6 @@ SOLVERS = {
     "RLS, evidence": Case(lambda: RLS(ridge="evidence")),
     "RLS, evidence, forgetting 0.9": Case(lambda: RLS(ridge="evidence", forgetting=0.9)),
     "RLS, evidence, float32": Case(lambda: RLS(ridge="evidence", dtype=torch.float32), too_large=1e30),
-    "RLS, self-tuning": Case(lambda: SelfTuning(), captured=False),
     "PerOutput": Case(lambda: PerOutput(RLS()), block=1e-10),
     "PerOutput, evidence": Case(lambda: PerOutput(RLS(ridge="evidence"))),
     "SlimTik": Case(SlimTik, weighted=False),
@@ -41,8 +40,10 @@ SOLVERS = {
     "OnlineLBFGS, forgetting 0.9": Case(lambda: OnlineLBFGS(forgetting=0.9)),
     "OnlineLBFGS, cross-entropy": Case(lambda: OnlineLBFGS(loss="cross-entropy"), "classification", recovers=0.03),
     "SoftmaxNewton": Case(SoftmaxNewton, "classification", recovers=0.15),
-    "SoftmaxNewton, auto": Case(lambda: SelfTuning.of(SoftmaxNewton), "classification", recovers=0.15, captured=False),
+    # A ridge by evidence draws to the initial weights by more than a small one.
+    "SoftmaxNewton, evidence": Case(lambda: SoftmaxNewton(ridge="evidence"), "classification", recovers=0.4),
     "LogisticNewton": Case(LogisticNewton, "labels", recovers=0.15, falls_to=0.75),
+    "LogisticNewton, evidence": Case(lambda: LogisticNewton(ridge="evidence"), "labels", recovers=0.4, falls_to=0.9),
 }
 
 
@@ -55,6 +56,10 @@ VARIANTS = {
     "SoftmaxNewton": Case(
         lambda: SoftmaxNewton(forgetting=0.9, label_smoothing=0.1, class_weight=[1.0, 2.0, 3.0]), "classification"
     ),
+    "SoftmaxNewton by evidence": Case(
+        lambda: SoftmaxNewton(ridge="evidence", forgetting=0.9, noise_factor=2.0), "classification"
+    ),
+    "LogisticNewton by evidence": Case(lambda: LogisticNewton(ridge="evidence", noise_factor=2.0), "labels"),
     "LogisticNewton": Case(lambda: LogisticNewton(ridge=2.0, bias_ridge="ridge", pos_weight=[1.0, 2.0, 3.0]), "labels"),
 }
 
@@ -181,9 +186,8 @@ def test_weights_that_a_head_cannot_hold_are_refused(row, dtype):
 def test_weights_count_samples_and_a_vector_is_a_sample(row):
     """A weight of two is the sample twice, a weight of none is no sample, in one update."""
     (one, head), (other, twin), (third, _) = (row.start() for _ in range(3))
-    # A self-tuning head scores samples, and not their copies; every row bounds the step of a quasi-Newton classifier.
-    counts = row.weighted and not hasattr(one, "held_out")
-    counts = counts and not (isinstance(one, OnlineLBFGS) and row.task == "classification")
+    # Every row bounds the step of a quasi-Newton classifier.
+    counts = row.weighted and not (isinstance(one, OnlineLBFGS) and row.task == "classification")
     times = torch.tensor([2, 1, 0, 1, 2, 0])
     for x, y in row.stream(5, n=6):
         if counts:
@@ -236,7 +240,7 @@ SETTINGS = [
     *((make, {"forgetting": 1.2}, r"forgetting must be in \(0, 1\], got 1.2") for make in (SoftmaxNewton, OnlineLBFGS)),
     *((RLS, {"ridge": ridge}, "ridge must be in") for ridge in (NAN, INF)),
     *((RLS, {"ridge": ridge}, r"ridge must be a number in \(0, inf") for ridge in (np.bool_(True), True, "1", None)),
-    *((make, {"ridge": word}, "evidence") for make, word in ((RLS, "proof"), (SoftmaxNewton, "evidence"))),
+    *((make, {"ridge": word}, "evidence") for make, word in ((RLS, "proof"), (SoftmaxNewton, "proof"))),
     (RLS, {"bias_ridge": 0.0}, r"bias_ridge must be in \(0, inf\), got 0"),
     (RLS, {"bias_ridge": "auto"}, r"bias_ridge must be a number in \(0, inf\) or 'ridge', got 'auto'"),
     (RLS, {"bias_ridge": True}, "bias_ridge must be a number"),

@@ -10,59 +10,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
 
-from reference import restored_coordinates, restored_ridge, ridge_left, ridges, weights, with_ones
+from reference import Dense, ridge_left, ridges, weights, with_ones
 from sepsa import SoftmaxNewton
 from sepsa.heads.math import cross_entropy as cross_entropy_math
 from sepsa.testing import difference, snapshot
-
-# ---------------------------------------------------------------------- the slow, obvious truth, in float64
-
-
-class Dense:
-    """Equations 1 and 2 with A and the gradients formed, sample by sample and class by class."""
-
-    def __init__(self, W, ridge, forgetting, label_smoothing, class_weight, bias):
-        self.W, self.prior = W.copy(), W.copy()
-        K, p = W.shape
-        self.ridge = ridges(p, ridge, bias) * max(K / 2, 1)
-        self.forgetting, self.smoothing = forgetting, label_smoothing
-        self.weight = np.ones(max(K, 2)) if class_weight is None else np.array(class_weight)
-        self.A, self.left = np.diag(self.ridge), self.ridge.copy()
-        self.shares, self.seen, self.cursor = np.ones(K), 0.0, 0
-
-    def update(self, Phi, targets, omega):
-        """Phi (n, p) features with their ones, targets (n, classes) probabilities, omega (n,) weights."""
-        K, p = self.W.shape
-        n, C = targets.shape
-        U, R = np.zeros((n, K)), np.zeros((n, K))
-        total = 0.0
-        for i in range(n):
-            tau = omega[i] * self.weight * ((1 - self.smoothing) * targets[i] + self.smoothing / C)
-            logits = self.W @ Phi[i]
-            logits = np.append(0.0, logits) if K == 1 else logits
-            P = np.exp(logits - logits.max())
-            P /= P.sum()
-            for k in range(K):
-                j = k + (K == 1)
-                R[i, k] = tau.sum() * P[j] - tau[j]
-                sampled = R[i, k] ** 2 / tau.sum() if tau.sum() else 0.0
-                U[i, k] = (tau.sum() * P[j] * (1 - P[j]) + sampled) / 2
-            total += tau.sum()
-        lam = min(self.forgetting, (self.seen + 8 * p) / (self.seen + 8 * p + 7 * total))
-        self.seen += total
-        self.shares = lam * self.shares + (1 - lam) + U.sum(0)
-        s = min(K, 2) * self.shares / self.shares.sum()
-        rho = max(min(K, 2) * U[:, k].sum() / U.sum() / s[k] for k in range(K)) if U.sum() else 0.0
-        own = sum(U[i].sum() * np.outer(Phi[i], Phi[i]) for i in range(n))
-        gradient = R.T @ Phi / s[:, None]
-        self.A, self.left = lam * self.A, lam * self.left
-        for j in restored_coordinates(p, self.forgetting, self.cursor, at_least=n):
-            q = max(0.0, restored_ridge(self.ridge[j], self.left[j]) - self.left[j])
-            self.A[j, j] += q
-            gradient[:, j] += q * (self.W - self.prior)[:, j]
-            self.left[j], self.cursor = self.left[j] + q, self.cursor + 1
-        self.W = self.W - np.linalg.solve(self.A + rho * own, gradient.T).T
-        self.A = self.A + own
 
 
 def make(k, K, bias=True, dtype=torch.float64, seed=0, **options):

@@ -15,7 +15,6 @@ from reproduction.methods import (
     NAMES,
     NEWTON,
     PUBLISHED,
-    SELF_TUNING,
     STANDARDIZED,
     TUNED,
     build,
@@ -24,7 +23,7 @@ from reproduction.slimtik import SlimTik
 from sepsa import SepSA, SoftmaxNewton
 
 TUNING = Path(__file__).resolve().parents[2] / "results" / "tuning.json"
-WITH_HEAD_SOLVER = ("SepSA", "SepSA, no weight decay", "slimTrain", PUBLISHED, TUNED, EVIDENCE, SELF_TUNING, NEWTON)
+WITH_HEAD_SOLVER = ("SepSA", "SepSA, no weight decay", "slimTrain", PUBLISHED, TUNED, EVIDENCE, NEWTON)
 WITH_LABELS = (CROSS_ENTROPY, NEWTON)
 
 

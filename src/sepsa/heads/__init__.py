@@ -16,7 +16,6 @@ from sepsa.heads.protocols import (
     Revertible,
 )
 from sepsa.heads.rls import RLS
-from sepsa.heads.self_tuning import SelfTuning
 from sepsa.heads.softmax import SoftmaxNewton
 
 __all__ = [
@@ -32,7 +31,6 @@ __all__ = [
     "PerOutput",
     "PrecisionWarning",
     "Revertible",
-    "SelfTuning",
     "SoftmaxNewton",
     "check_rows",
     "commit",

@@ -12,8 +12,9 @@ from torch.nn import functional
 
 from sepsa.heads.base import parameters, partial_targets
 from sepsa.heads.base.checks import check_labels, check_outputs, check_rows, explain_nonfinite, is_integer
-from sepsa.heads.base.newton import NewtonHead, check_count, weights_setting
+from sepsa.heads.base.newton import NOISE_FACTOR, NewtonHead, check_count, weights_setting
 from sepsa.heads.math.cross_entropy import CrossEntropyState, UpdateSettings, learned, of_one_output, start
+from sepsa.heads.math.evidence import due
 
 IGNORE_INDEX = -100
 
@@ -31,10 +32,12 @@ class LogisticNewton(NewtonHead):
 
     Args:
         ridge: Strength of the pull towards the initial weights; 1 has the weight of a few samples of unit features.
+            "evidence": chosen by the samples, one for all outputs, as by `SoftmaxNewton`.
         forgetting: Factor in (0, 1] on the curvature of earlier samples, once per update; 1 adds no forgetting.
         bias_ridge: Ridge of the bias. None: 1e-4 (1e-3 in float32) or `ridge`, whichever is smaller; "ridge": `ridge`.
         pos_weight: One positive factor per output on the loss of its positive samples, as in
             `torch.nn.BCEWithLogitsLoss`.
+        noise_factor: As for `SoftmaxNewton`.
 
     Attributes:
         linear: The `nn.Linear` that the solver is bound to, or None.
@@ -63,12 +66,13 @@ class LogisticNewton(NewtonHead):
     def __init__(
         self,
         *,
-        ridge: float = 1.0,
+        ridge: float | Literal["evidence"] = 1.0,
         forgetting: float = 1.0,
         bias_ridge: float | Literal["ridge"] | None = None,
         pos_weight: Sequence[float] | Tensor | None = None,
+        noise_factor: float = NOISE_FACTOR,
     ) -> None:
-        super().__init__(ridge, forgetting, bias_ridge)
+        super().__init__(ridge, forgetting, bias_ridge, noise_factor)
         self.pos_weight = weights_setting("pos_weight", pos_weight, "an output")
 
     # ------------------------------------------------------------------ state
@@ -81,7 +85,7 @@ class LogisticNewton(NewtonHead):
 
     def _derived(self, linear: nn.Linear, W: Tensor) -> dict[str, Tensor]:
         check_count("pos_weight", self.pos_weight, len(W), "an output")
-        return {"weights": class_weights(self.pos_weight, W), "ridge": self._ridges(linear, W, self.ridge)}
+        return {"weights": class_weights(self.pos_weight, W), "ridge": self._ridges(linear, W, self._ridge)}
 
     def __repr__(self) -> str:
         return self._words("" if self.pos_weight is None else f", pos_weight={self.pos_weight}")
@@ -125,21 +129,26 @@ class LogisticNewton(NewtonHead):
         """
         linear = self._ready()
         x, y, weight, observed = self._check(linear, features, targets, sample_weight)
+        updates, ridge = self._updates_now(), self._ridge
         with torch.autocast(linear.weight.device.type, enabled=False):
             before = parameters.follow(linear, self._state.W)
             y = y.to(before.dtype)
             omega = (torch.ones_like(y) if observed is None else observed.to(y)) if weight is None else weight.to(y)
-            Phi = parameters.rows(linear, x, before.dtype)
+            Phi, old = parameters.rows(linear, x, before.dtype), self._state
+            if self.ridge == "evidence" and not updates:
+                old, ridge = self._begun(x, omega.mean(1))
 
-            new, finite, too_large = self._learned(linear, self._state, before, Phi, y, omega)
+            new, finite, too_large = self._learned(linear, old, before, Phi, y, omega)
             if bool(too_large.any()):
-                new, finite, _ = self._learned(linear, self._state, before, Phi, y, omega, by_qr=True)
+                new, finite, _ = self._learned(linear, old, before, Phi, y, omega, by_qr=True)
             if observed is not None:
-                new = kept(new, self._state._replace(W=before), observed.any(0))
+                new = kept(new, old._replace(W=before), observed.any(0))
             if not bool(finite.all()):
                 raise self._explain(features, targets, y, new.W)
+            if self.ridge == "evidence" and due(updates, updates + 1, self.forgetting if self.forgets else 1.0):
+                new, ridge = self._chosen(new, ridge)
             head = new.W.to(linear.weight.dtype)
-        self._assign(head, _state=new, _updates=self._updates_now() + 1)
+        self._assign(head, _state=new, _ridge=ridge, _updates=updates + 1)
 
     def _check(self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Any:
         check_rows(linear, features)
@@ -147,9 +156,6 @@ class LogisticNewton(NewtonHead):
             check_labels(linear, features, targets)
             targets = as_numbers(targets, linear.weight, features.shape[:-1])
         return partial_targets.rows_of(linear, features, targets, sample_weight)
-
-    def _loss_at(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Tensor:
-        return self.loss(self._head()(features.detach().to(self._head().weight.dtype)), targets, sample_weight)
 
     def _learned(
         self,

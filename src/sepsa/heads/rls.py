@@ -49,9 +49,10 @@ class RLS(OwnsHead):
 
     Args:
         ridge: Strength of the pull towards the initial weights; 1 has the weight of one sample of unit features.
-            "evidence": chosen after 8, 16, 32, ... samples, and four times in the memory of a head that forgets. It
-            starts at 10, or at 1,000 times the mean square of the first features where that is less, and stays between
-            1e-4 times the smallest and 1e6 times the largest variance of a feature.
+            "evidence": chosen after 1, 2, 4, 8, ... updates, from 8 samples on, and four times in the memory of a head
+            that forgets, at most once in 32 updates. It starts at 10, or at 1,000 times the mean square of the first
+            features where that is less, and stays between 1e-4 times the smallest and 1e6 times the largest variance
+            of a feature.
         forgetting: Factor in (0, 1] on the weight of earlier samples, once per update; below 1 the head follows changes
             of the data and of the body.
         bias_ridge: Ridge of the bias. None: 1e-4 (1e-3 in float32) or `ridge`, whichever is smaller, so that targets
@@ -66,8 +67,8 @@ class RLS(OwnsHead):
         linear: The `nn.Linear` that the solver is bound to, or None.
 
     See also:
-        `SelfTuning`, which chooses ridge and forgetting; `SoftmaxNewton` and `LogisticNewton` for classification;
-        `PerOutput` for targets that are partly missing; `OnlineLBFGS` where p x p is too large.
+        `SoftmaxNewton` and `LogisticNewton` for classification; `PerOutput` for targets that are partly missing;
+        `OnlineLBFGS` where p x p is too large.
 
     Examples:
         >>> import torch
@@ -138,9 +139,9 @@ class RLS(OwnsHead):
         state, counters = held.backend.read()
         captured = held.captured
         if captured is not None and held.backend is captured and self.ridge == "evidence":
-            known, steps = captured.known
-            captured.counters, captured.known = counters, (float(counters[SAMPLES]), int(counters[STEPS]))
-            self._choose_ridge(known / self._choice.unit, steps, self.forgetting)
+            steps, captured.updates = captured.updates, int(counters[STEPS])
+            captured.counters = counters
+            self._choose_ridge(steps, self.forgetting)
             state, counters = held.backend.read()
         if held.problem.prior.device != device:
             state = state.map(lambda part: part.to(device))
@@ -384,30 +385,20 @@ class RLS(OwnsHead):
         targets: Tensor,
         sample_weight: Tensor | None,
         checked_by: Any = None,
-        schedule: float = 0.0,
     ) -> bool:
         """Learn samples that are checked already; False, and nothing changes, where a value is not finite.
 
-        `checked_by` is the backend that found them plain. The ridge is looked at as often as by a head with the
-        forgetting `schedule`, if that is larger.
+        `checked_by` is the backend that found them plain.
         """
         rows = features.numel() // self._held.problem.linear.in_features
         backend: Any = self._backend_for(rows)
-        counters = backend.counters.tolist()
-        steps, known = int(counters[STEPS]), counters[SAMPLES]
-        lam = self._forgetting_now
+        steps, lam = int(backend.counters[STEPS]), self._forgetting_now
         given = features, targets, sample_weight, lam, backend is checked_by
-        schedule = max(lam, schedule)
         learned = False
-        starts = self._may_start(steps)
-        unit = self._choice.unit
-        if self.ridge == "evidence" and (
-            starts
-            or sample_weight is not None
-            or unit != 1.0
-            or evidence.due(known / unit, (lam * known + rows) / unit, steps + 1, steps, schedule)
-        ):
-            start = self.checkpoint() if starts else None
+        starts, unit = self._may_start(steps), self._choice.unit
+        weighs = sample_weight is not None or unit != 1.0
+        if self.ridge == "evidence" and (starts or weighs or evidence.due(steps, steps + 1, lam)):
+            start, known = self.checkpoint() if starts else None, float(backend.counters[SAMPLES])
 
             def learn_and_choose() -> None:
                 nonlocal learned
@@ -417,9 +408,9 @@ class RLS(OwnsHead):
                     learned = backend.learn(*given)
                     if not learned and start is not None:
                         self.rollback(start)
-                if int(backend.counters[STEPS]) > steps and not (sample_weight is None and unit == 1.0):
+                if int(backend.counters[STEPS]) > steps and weighs:
                     self._count_weights(unit, sample_weight, lam * known, rows)
-                self._choose_ridge(known / unit, steps, schedule)
+                self._choose_ridge(steps, lam)
 
             commit(learn_and_choose)
         else:
@@ -451,13 +442,11 @@ class RLS(OwnsHead):
             squares = known * unit + float(omega.double().square().sum())
             self._choice = self._choice._replace(unit=min(squares / total, 1.0))
 
-    def _choose_ridge(self, known: float, earlier: int, lam: float) -> None:
-        """Take the ridge and the prior of the largest evidence where that is due: after update number `earlier`, before
-        which the head remembered `known` samples.
-        """
+    def _choose_ridge(self, earlier: int, lam: float) -> None:
+        """Take the ridge and the prior of the largest evidence where that is due, after update number `earlier`."""
         counters = self._held.backend.counters
         samples, steps = float(counters[SAMPLES]) / self._choice.unit, int(counters[STEPS])
-        if steps != self._looked and evidence.due(known, samples, steps, earlier, lam):
+        if steps != self._looked and samples >= evidence.FIRST and evidence.due(earlier, steps, lam):
             self._take_best_ridge(samples)
             self._looked = steps
 
@@ -555,7 +544,7 @@ class RLS(OwnsHead):
             if total > 0:
                 squares = seen * unit + learned.samples * learned.unit
                 self._choice = self._choice._replace(unit=min(squares / total, 1.0))
-            self._choose_ridge(seen / unit, int(steps), 1.0)
+            self._choose_ridge(int(steps), 1.0)
 
     def _at_bind(self) -> Problem:
         """The prior and the ridges before any sample, by which two heads may be merged."""
@@ -599,7 +588,7 @@ class RLS(OwnsHead):
         captured = self._held.captured
         if captured is None or self._held.backend is not captured:
             raise RuntimeError("update_captured needs prepare_capture() first")
-        if self._may_start(captured.known[1]) and not (features.is_cuda and torch.cuda.is_current_stream_capturing()):
+        if self._may_start(captured.updates) and not (features.is_cuda and torch.cuda.is_current_stream_capturing()):
             self._start_ridge(evidence.first_ridge(features, None))
         return captured.update(features, targets)
 
@@ -615,7 +604,7 @@ class RLS(OwnsHead):
         captured = self._held.captured
         if self.ridge != "evidence" or captured is None:
             return None
-        return evidence.updates_until(captured.known[0] / self._choice.unit, rows, self.forgetting)
+        return evidence.updates_until(captured.updates, self.forgetting)
 
     @torch.no_grad()
     def finish_captured(self) -> None:

@@ -14,8 +14,9 @@ from sepsa.heads.backends.choose import UpdateSize, choose, forced
 from sepsa.heads.backends.torch_cross_entropy import Samples, TorchBackend
 from sepsa.heads.base import parameters
 from sepsa.heads.base.checks import check_labels, check_outputs, check_rows, explain_nonfinite, is_integer
-from sepsa.heads.base.newton import NewtonHead, check_count, weights_setting
+from sepsa.heads.base.newton import NOISE_FACTOR, NewtonHead, check_count, weights_setting
 from sepsa.heads.math.cross_entropy import TOLERANCE, UpdateSettings, both, class_factors, probabilities_of, start
+from sepsa.heads.math.evidence import due, updates_until
 from sepsa.validation import is_number
 
 
@@ -29,21 +30,26 @@ class SoftmaxNewton(NewtonHead):
         sum_i cross_entropy(W features_i, targets_i) + ridge/2 ||W - prior||^2
 
     over recent samples, where `prior` is the head's weights at `bind`. The curvature remembers about an eighth of the
-    samples seen, fewer with `forgetting` below 1; the ridge is never forgotten.
+    samples seen, fewer with `forgetting` below 1; the ridge is never forgotten. With `ridge="evidence"` the samples
+    choose the ridge, by the Laplace approximation of their evidence. `ridge_now` is the present one.
 
     Args:
         ridge: Strength of the pull towards the initial weights; 1 has the weight of a few samples of unit features.
+            "evidence": chosen after 1, 2, 4, 8, ... updates, and four times in the memory of a head that forgets, at
+            most once in 32 updates. It weighs at least as much as the samples of one update, and 10, and at most as
+            much as those that the curvature remembers.
         forgetting: Factor in (0, 1] on the curvature of earlier samples, once per update; 1 adds no forgetting.
         bias_ridge: Ridge of the bias. None: 1e-4 (1e-3 in float32) or `ridge`, whichever is smaller; "ridge": `ridge`.
         label_smoothing: Weight in [0, 1) of the uniform distribution in the targets, as in `torch.nn.CrossEntropyLoss`.
         class_weight: One positive factor per class on the loss of its samples; two factors for a head with one output.
+        noise_factor: With `ridge="evidence"`, a factor on the ridge. A body that learns below the head fits the same
+            samples, which the evidence does not know; 3 is by comparison (benchmarks/class_defaults.py).
 
     Attributes:
         linear: The `nn.Linear` that the solver is bound to, or None.
 
     See also:
-        `SelfTuning.of(SoftmaxNewton)`, which chooses the ridge; `LogisticNewton` for labels that do not exclude each
-        other; `OnlineLBFGS` where p x p is too large.
+        `LogisticNewton` for labels that do not exclude each other; `OnlineLBFGS` where p x p is too large.
 
     Examples:
         >>> import torch
@@ -69,13 +75,14 @@ class SoftmaxNewton(NewtonHead):
     def __init__(
         self,
         *,
-        ridge: float = 1.0,
+        ridge: float | Literal["evidence"] = 1.0,
         forgetting: float = 1.0,
         bias_ridge: float | Literal["ridge"] | None = None,
         label_smoothing: float = 0.0,
         class_weight: Sequence[float] | Tensor | None = None,
+        noise_factor: float = NOISE_FACTOR,
     ) -> None:
-        super().__init__(ridge, forgetting, bias_ridge)
+        super().__init__(ridge, forgetting, bias_ridge, noise_factor)
         self.label_smoothing = smoothing(label_smoothing)
         self.class_weight = weights_setting("class_weight", class_weight, "a class")
 
@@ -89,13 +96,30 @@ class SoftmaxNewton(NewtonHead):
         classes = max(len(W), 2)
         check_count("class_weight", self.class_weight, classes, "a class")
         weights = W.new_tensor(self.class_weight or [1.0] * classes)
-        return {"weights": weights, "ridge": self._ridges(linear, W, self.ridge)}
+        return {"weights": weights, "ridge": self._ridges(linear, W, self._ridge)}
 
     def _located(self) -> nn.Linear:
         if self._captured is not None:
             self._captured.finish()
             self._captured.warn_of_refusals()
         return super()._located()
+
+    def _ready(self) -> nn.Linear:
+        self._located()
+        self._choose_after_capture()
+        return super()._ready()
+
+    def _choose_after_capture(self) -> None:
+        """Take the ridge of the largest evidence where that is due after captured updates."""
+        captured = self._captured
+        if self.ridge != "evidence" or captured is None or self._state is not captured.now:
+            return
+        updates, linear = int(self._state.counters[0]), self._head()
+        if due(captured.updates, updates, self._settings(linear).forgetting):
+            state, ridge = self._chosen(self._state, self._ridge)
+            if state is not self._state:
+                self._assign(state.W.to(linear.weight.dtype), _state=state.copy(), _ridge=ridge, _updates=updates)
+        captured.updates = updates
 
     def checkpoint(self) -> Any:
         """Return what `rollback` restores: a copy of the head's weights and references to the rest of the state."""
@@ -160,12 +184,23 @@ class SoftmaxNewton(NewtonHead):
         """
         linear = self._located()
         self._check(linear, features, targets, sample_weight)
-        updates = self._updates_now()
-        samples = Samples(features, targets, sample_weight, self._settings(linear), updates)
-        new = self._backend_for(linear).learn(self._state, samples)
+        by_evidence = self.ridge == "evidence"
+        if by_evidence:
+            self._choose_after_capture()
+        updates, state, ridge = self._updates_now(), self._state, self._ridge
+        if by_evidence and not updates:
+            state, ridge = self._begun(features, sample_weight)
+        settings, backend = self._settings(linear), self._backend_for(linear)
+        new = backend.learn(state, Samples(features, targets, sample_weight, settings, updates))
         if not new.finite:
             raise self._explain(features, targets, new.state.W)
-        self._assign(new.head, _state=new.state, _updates=updates + 1)
+        state, head = new.state, new.head
+        if by_evidence and due(updates, updates + 1, settings.forgetting):
+            state, ridge = self._chosen(state, ridge)
+            if state is not new.state:
+                state = state.copy() if backend.owns(new.state) else state  # recordings write into its tensors
+                head = state.W.to(linear.weight.dtype)
+        self._assign(head, _state=state, _ridge=ridge, _updates=updates + 1)
 
     def _backend_for(self, linear: nn.Linear) -> TorchBackend:
         """The backend of updates outside of a captured step."""
@@ -184,16 +219,6 @@ class SoftmaxNewton(NewtonHead):
         else:
             check_rows(linear, features, targets, sample_weight)
 
-    def _loss_at(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Tensor:
-        linear = self._located()
-        logits = both(linear(features.detach().to(linear.weight.dtype))).reshape(-1, len(self._state.weights))
-        targets = targets.detach().reshape((len(logits), -1) if targets.is_floating_point() else (-1,))
-        t, C = probabilities_of(targets, self._state.weights).to(logits.dtype), logits.shape[1]
-        t = ((1 - self.label_smoothing) * t + self.label_smoothing / C) * self._state.weights.to(logits.dtype)
-        if sample_weight is not None:
-            t = t * sample_weight.reshape(-1, 1).to(logits.dtype)
-        return -(t * logits.log_softmax(1)).sum() / t.sum()
-
     @torch.no_grad()
     def prepare_capture(self) -> Hashable:
         """Move the state to the memory that recorded CUDA graphs use.
@@ -201,14 +226,15 @@ class SoftmaxNewton(NewtonHead):
         Returns:
             The addresses and the settings, which a recording depends on.
         """
-        self.finish_captured()
-        linear, state, captured = super()._ready(), self._state, self._captured
+        linear, state, captured = self._ready(), self._state, self._captured
         if captured is None or not captured.lies_in(linear):
             captured = CapturedSoftmax(linear, state)
         if state is not captured.now:
             captured.load(state)
             self._assign(_captured=captured, _state=captured.now, _updates=None)
         captured.now.W.copy_(parameters.follow(linear, captured.now.W))
+        if self.ridge == "evidence":
+            captured.updates = int(captured.now.counters[0])
         return self._settings(linear), tuple(self.class_weight or ()), captured.place
 
     def _settings(self, linear: nn.Linear) -> UpdateSettings:
@@ -231,7 +257,24 @@ class SoftmaxNewton(NewtonHead):
             raise RuntimeError("update_captured needs prepare_capture() before it, and after every update without it")
         if not targets.is_floating_point():
             targets = targets.reshape(features.shape[:-1])
+        by_evidence = self.ridge == "evidence" and not (features.is_cuda and torch.cuda.is_current_stream_capturing())
+        if by_evidence and not self._state.counters[0]:  # steps that warm up
+            state, self._ridge = self._begun(features, None)
+            captured.load(state)
         return captured.update(features, targets, self._settings(linear))
+
+    def replays(self, rows: int) -> int | None:
+        """Return how many recorded updates may run before `prepare_capture` chooses the ridge again.
+
+        Args:
+            rows: Number of rows of an update, on which the result does not depend.
+
+        Returns:
+            The number of updates; None where a number fixes the ridge.
+        """
+        if self.ridge != "evidence" or self._captured is None:
+            return None
+        return updates_until(self._captured.updates, self._settings(self._head()).forgetting)
 
     @torch.no_grad()
     def finish_captured(self) -> None:

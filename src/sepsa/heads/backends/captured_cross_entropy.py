@@ -26,6 +26,7 @@ class CapturedSoftmax(HeadMemory):
         self.now = CrossEntropyState(T=self.Z[:p], W=self.Z[p:], **rest)
         self.blocks: dict[int, Any] = {}  # buffers of the fused kernels, by the rows of a block
         self._settings: dict[UpdateSettings, Tensor] = {}
+        self.updates = 0  # of the state, when the ridge was last chosen or looked at
         self._unfinished: Any = None  # a block of which W has learned, but not yet T
 
     def load(self, state: CrossEntropyState) -> None:

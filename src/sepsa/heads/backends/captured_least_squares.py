@@ -42,7 +42,7 @@ class CapturedState(HeadMemory, HoldsState):
         self.blocks: dict[tuple[int, bool], tuple[Tensor, ...]] = {}
         self._increments: dict[tuple[int, int], Tensor] = {}
         self.fading = torch.ones(2, dtype=torch.float64, device=device)  # λ and 1/√λ: the same graph serves any λ
-        self.known = 0.0, 0  # samples and updates when the ridge was chosen last, or looked at
+        self.updates = 0  # when the ridge was chosen last, or looked at
         self.counters: Counters = np.zeros(5)  # as the host read them last
         self.lam, self.count = 1.0, 0  # λ on the host, and the coordinates that get their ridge back in an update
         self._unfinished: Callable[[], None] | None = None  # updates T by a block of which only W has learned

@@ -38,7 +38,6 @@ class HoldsState(Protocol):
     counters: Counters  # of the state, at positions that `least_squares` names
     prior: Tensor  # (m, p)
     ridge: Tensor  # (p,)
-    learns_together: bool = False  # whether heads of one shape learn the same samples in one call, `learn_together`
 
     def is_plain(self, features: Tensor, targets: Tensor) -> bool:
         """Whether `learn` takes these samples, without weights, as they are, so that nobody needs to check them."""

@@ -79,7 +79,6 @@ class CompiledBackend(TorchBackend):
     """The state of a head in one array, of which its tensors are views, and memory for the rows of an update."""
 
     name = "compiled"
-    learns_together = True
 
     def __init__(self, problem: Problem, state: LeastSquaresState, counters: Counters) -> None:
         weight, bias = problem.linear.weight.detach(), problem.linear.bias
@@ -150,26 +149,6 @@ class CompiledBackend(TorchBackend):
         if outcome == TOO_LARGE:
             return self.learn_rows(block.Phi, block.Y, total, forgetting)
         return outcome == LEARNED
-
-    @staticmethod
-    def learn_together(
-        backends: Sequence[CompiledBackend],
-        features: Tensor,
-        targets: Tensor,
-        sample_weight: Tensor | None,
-        lam_error: Any,
-    ) -> list[bool]:
-        """Let heads of one shape learn the same samples in one compiled call, `lam_error` (J, 2) has the forgetting of
-        each, and gets the sum of its squared errors before it learns them.
-
-        Returns for each whether it has learned. Autograd is not told.
-        """
-        first = backends[0]
-        block, x, y, total = first.given(features, targets, sample_weight)
-        heads = np.concatenate([backend.heads for backend in backends])
-        Call(first.dtype, first.outputs, first.k, heads, lam_error)(block, x, y, total)
-        outcomes = zip(backends, heads[:, -1].tolist(), lam_error[:, 0].tolist(), strict=True)
-        return [backend._after(outcome, block, total, lam) for backend, outcome, lam in outcomes]
 
     def _block(self, n: int) -> Block:
         m, p = self.state.W.shape

@@ -13,7 +13,7 @@ from sepsa.heads.backends.choose import Backend, Counters, Problem, UpdateSize
 from sepsa.heads.backends.torch_least_squares import TorchBackend
 from sepsa.heads.base.checks import own_parameters
 from sepsa.heads.base.parameters import follow
-from sepsa.heads.math.least_squares import PENDING, SAMPLES, STEPS, LeastSquaresState
+from sepsa.heads.math.least_squares import PENDING, STEPS, LeastSquaresState
 
 _SIZES = 64  # numbers of rows for which the choice of a backend is remembered
 
@@ -83,7 +83,7 @@ class HeldState:
         if self.backend is not captured:
             captured.load(state, counters)
         captured.W.copy_(follow(linear, captured.W))
-        captured.known = float(counters[SAMPLES]), int(counters[STEPS])
+        captured.updates = int(counters[STEPS])
         self.captured = self.backend = captured
         self.place = ()
         return *captured.place, *captured.forget(forgetting)

@@ -24,7 +24,8 @@ _LEAST_RIDGE = 1e-100
 def ridge_setting(value: Any, name: str = "ridge") -> float:
     """A ridge: a positive number that can be inverted and squared."""
     if isinstance(value, str):
-        raise TypeError(f"{name} must be a number in (0, inf), or 'evidence' for an RLS head, got {value!r}")
+        others = "'evidence' for an RLS, SoftmaxNewton or LogisticNewton"
+        raise TypeError(f"{name} must be a number in (0, inf), or {others}, got {value!r}")
     if 0 < in_range(name, value, 0.0, math.inf) < _LEAST_RIDGE:
         raise ValueError(
             f"{name} must be at least {_LEAST_RIDGE:g}, got {value}: use 1e-12 for almost no regularization"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
+from typing import Any, ClassVar, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -16,23 +15,22 @@ from sepsa.heads.base import health, parameters
 from sepsa.heads.base.checks import bias_setting, check_rows, ridge_setting
 from sepsa.heads.base.head import OwnsHead
 from sepsa.heads.base.state_checks import check_regular, read_ridges, read_solver
+from sepsa.heads.math import class_evidence
 from sepsa.heads.math.cross_entropy import (
     CrossEntropyState,
-    each_curvature,
     effective_samples,
     floor,
     with_ridge,
     with_root,
 )
+from sepsa.heads.math.evidence import START
 from sepsa.heads.protocols import Posterior, PrecisionWarning
 from sepsa.states import schema
 from sepsa.states.schema import Entries
 from sepsa.validation import in_range
 
-if TYPE_CHECKING:
-    from typing import Self
-
 _SMALL_RIDGE = 1e-12
+NOISE_FACTOR = 3.0  # by comparison: benchmarks/class_defaults.py
 KEYS = CrossEntropyState._fields[:-3]  # weights and ridge follow from the settings, T from A
 
 
@@ -43,11 +41,19 @@ class NewtonHead(OwnsHead):
     forgets = True  # in the next update; see `sepsa.heads.Forgets`
     settings: ClassVar[tuple[str, ...]]  # arguments that a state keeps, beside the ridges
     _state: CrossEntropyState
-    _replaced = ("_state", "_updates", "ridge")
+    _replaced = ("_state", "_updates", "_ridge")
     _updates: int | None = None  # the state's, where the host knows them without waiting for the device
 
-    def __init__(self, ridge: float, forgetting: float, bias_ridge: float | Literal["ridge"] | None) -> None:
-        ridge = self.ridge = ridge_setting(ridge)
+    def __init__(
+        self,
+        ridge: float | Literal["evidence"],
+        forgetting: float,
+        bias_ridge: float | Literal["ridge"] | None,
+        noise_factor: float,
+    ) -> None:
+        self.ridge = ridge if ridge == "evidence" else ridge_setting(ridge)
+        self.noise_factor = in_range("noise_factor", noise_factor, 0.0, math.inf)
+        ridge = self._ridge = START if isinstance(self.ridge, str) else self.ridge  # the present one
         if ridge < _SMALL_RIDGE:
             warnings.warn(
                 f"ridge={ridge:g} is below {_SMALL_RIDGE:g}, where rounding errors decide how a {type(self).__name__} "
@@ -69,10 +75,6 @@ class NewtonHead(OwnsHead):
     @abstractmethod
     def _check(self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Any:
         """Raise an error for samples whose shape, dtype, device or weights are wrong."""
-
-    @abstractmethod
-    def _loss_at(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Tensor:
-        """The mean loss (0-d) of the head at checked samples, each by its weight; NaN for targets that are wrong."""
 
     @abstractmethod
     def _probabilities(self, outputs: Tensor) -> Tensor:
@@ -103,23 +105,36 @@ class NewtonHead(OwnsHead):
             self._assign(_state=with_root(self._state))
         return linear
 
-    def _start_with(self, ridge: float) -> None:
-        """Take another ridge, before the first update."""
-        self.ridge = ridge
-        self._start(self._head())
+    @property
+    def ridge_now(self) -> float:
+        """The ridge of the weights: `ridge`, or what evidence has chosen."""
+        self._head()
+        return self._ridge
 
-    def _with_ridge(self, ridge: float, linear: nn.Linear) -> Self | None:
-        """A solver that has learned the same with another ridge, on a head with the same weights.
+    def _begun(self, features: Tensor, weight: Tensor | None) -> tuple[CrossEntropyState, float]:
+        """The state before the first update, with a ridge by evidence for these features, and that ridge."""
+        linear, state = self._head(), self._state
+        outputs = class_evidence.outputs_together(state)
+        rows = features.detach().reshape(-1, linear.in_features).to(state.W.dtype)
+        if weight is not None:
+            weight = weight.detach().reshape(-1).to(state.W.dtype)
+        ridge = class_evidence.first_ridge(rows, weight, outputs)
+        if ridge is None:
+            return state, self._ridge
+        each = self._ridges(linear, state.W, ridge)
+        T, left = torch.diag(each.rsqrt()).expand(state.T.shape), each.expand(state.ridge_left.shape)
+        return state._replace(T=T.clone(), ridge_left=left.clone(), ridge=each), ridge
 
-        None where that would lose digits.
-        """
-        old = self._ready()
-        state = with_ridge(self._state, self._ridges(old, self._state.W, ridge))
-        if state is None:
-            return None
-        other = copy.copy(self)
-        other.linear, other.ridge, other._state = linear, ridge, state.copy()  # recordings write into W
-        return other
+    def _chosen(self, state: CrossEntropyState, ridge: float) -> tuple[CrossEntropyState, float]:
+        """The state, which has this ridge, with the ridge of the largest evidence, and that ridge."""
+        linear, forgetting = self._head(), self.forgetting if self.forgets else 1.0
+        with torch.autocast(linear.weight.device.type, enabled=False):
+            found = class_evidence.evidence_of(state, forgetting, linear.bias is not None)
+            best = class_evidence.best_ridge(found, ridge, self.noise_factor)
+            new = None if best == ridge else with_ridge(state, self._ridges(linear, state.W, best))
+            if new is None or not bool(new.W.to(linear.weight.dtype).isfinite().all()):
+                return state, ridge
+        return new, best
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the settings, without the head's weights, which are in the `nn.Linear`."""
@@ -128,8 +143,8 @@ class NewtonHead(OwnsHead):
         for name in self.settings:
             value = getattr(self, name)
             state[name] = list(value) if isinstance(value, list) else value
-        state["ridges"] = [self.ridge, self.bias_ridge]
-        return state
+        by_evidence = self.noise_factor if self.ridge == "evidence" else None
+        return state | {"ridges": [self._ridge, self.bias_ridge], "noise_factor": by_evidence}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -142,11 +157,15 @@ class NewtonHead(OwnsHead):
             ValueError: An entry is missing or wrong; the message names it and nothing changed.
         """
         linear, old = self._ready(), self._state
-        saved = read_solver(type(self).__name__, state_dict, {*KEYS, *self.settings})
+        saved = read_solver(type(self).__name__, state_dict, {*KEYS, *self.settings, "noise_factor"})
         ridge, bias_ridge = read_ridges(saved.path("ridges"), saved["ridges"])
         kind: Any = type(self)
         with schema.settings("state_dict"):
-            fresh = kind(ridge=ridge, bias_ridge=bias_ridge, **{name: saved[name] for name in self.settings})
+            given = {name: saved[name] for name in self.settings} | {"ridge": ridge, "bias_ridge": bias_ridge}
+            if saved["noise_factor"] is not None:
+                given |= {"ridge": "evidence", "noise_factor": saved["noise_factor"]}
+            fresh = kind(**given)
+            fresh._ridge = ridge
             derived = fresh._derived(linear, old.W)
         tensors = {
             key: saved.tensor(key, tuple(was.shape), was.dtype, linear.weight.device)
@@ -154,8 +173,8 @@ class NewtonHead(OwnsHead):
         }
         state = CrossEntropyState(**tensors, **derived)
         check_values(saved, state)
-        settings = {name: getattr(fresh, name) for name in (*self.settings, "ridge", "bias_ridge")}
-        self._assign(**settings, _state=state, _updates=None)
+        own = (*self.settings, "ridge", "noise_factor", "bias_ridge", "_ridge")
+        self._assign(**{name: getattr(fresh, name) for name in own}, _state=state, _updates=None)
 
     @property
     def steps(self) -> int:
@@ -198,7 +217,8 @@ class NewtonHead(OwnsHead):
         """
         self._ready()
         state = self._state
-        samples = min(effective_samples(part, self.forgetting) for part in each_curvature(state))
+        counts, p = state.counters.reshape(-1, 3).tolist(), state.W.shape[1]
+        samples = min(effective_samples(updates, seen, p, self.forgetting) for updates, seen, _ in counts)
         return health.report(state.T, state.ridge_left, samples)
 
     @torch.no_grad()
@@ -240,7 +260,8 @@ class NewtonHead(OwnsHead):
     def _words(self, more: str) -> str:
         """`__repr__` with what is particular to the kind of head."""
         more = parameters.bias_words(self.bias_ridge) + more + self._shape_words()
-        return f"{type(self).__name__}(ridge={self.ridge:g}, forgetting={self.forgetting:g}{more})"
+        ridge = f"{self.ridge}, now {self._ridge:.3g}" if isinstance(self.ridge, str) else f"{self.ridge:g}"
+        return f"{type(self).__name__}(ridge={ridge}, forgetting={self.forgetting:g}{more})"
 
     def _logits(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Φ (n, p) of features (..., in_features), and the logits (..., out_features)."""

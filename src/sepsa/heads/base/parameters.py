@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads.base.checks import check_rows, explain_nonfinite, own_parameters
+from sepsa.heads.base.checks import check_rows, explain_nonfinite
 from sepsa.heads.math.ridge import BiasRidge, bias_bounds
 
 
@@ -89,28 +88,6 @@ def store(linear: nn.Linear, head: Tensor) -> None:
     linear.weight.detach().copy_(head[:, : linear.in_features])
     if linear.bias is not None:
         linear.bias.detach().copy_(head[:, -1])
-
-
-def twin_of(linear: nn.Linear) -> nn.Linear:
-    """A head with copies of the weights, and without hooks."""
-    twin = nn.Linear(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
-    for name, value in linear._parameters.items():
-        if value is not None:
-            twin._parameters[name] = nn.Parameter(value.detach().clone(memory_format=torch.contiguous_format))
-    return twin
-
-
-def copy_head(source: nn.Linear, target: nn.Linear) -> None:
-    """Copy the weights of one head into another."""
-    (weight, bias), (theirs, other) = own_parameters(target), own_parameters(source)
-    torch._foreach_copy_([weight] if bias is None else [weight, bias], [theirs] if other is None else [theirs, other])
-
-
-def heads_of(members: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
-    """The weights and the biases of the members' heads, where these have biases."""
-    weights = [member.linear._parameters["weight"].detach() for member in members]
-    biases = [member.linear._parameters["bias"] for member in members]
-    return weights, [] if biases[0] is None else [bias.detach() for bias in biases]
 
 
 def commit(write: Callable[[], object]) -> None:

@@ -289,13 +289,6 @@ def block_sums(
     return sums
 
 
-def each_curvature(state: CrossEntropyState) -> list[CrossEntropyState]:
-    """The state, or that of each output where these have curvatures of their own, as a head of one output has it."""
-    if state.T.ndim == 2:
-        return [state]
-    return [of_one_output(parts, state.ridge) for parts in zip(*state[:7], strict=True)]
-
-
 def of_one_output(parts: Sequence[Tensor], ridge: Tensor) -> CrossEntropyState:
     """The state of a head of one output, from its parts of a state of several, and the ridge that these share."""
     T, W, prior, share, left, counters, weights = parts
@@ -316,27 +309,46 @@ def with_curvature(state: CrossEntropyState) -> CrossEntropyState:
 
 
 def with_ridge(state: CrossEntropyState, ridge: Tensor) -> CrossEntropyState | None:
-    """The state with another ridge (p,) of A, of which each coordinate has the share that it had of the old one.
+    """The state of a head that has learned the same with another ridge (p,) of A, or None where that loses digits.
 
-    None where that would lose digits. State may be of several outputs, each with its own T.
+    Each coordinate keeps the share of its ridge that it has. For A' = A + D with D = (ridge' - ridge) share, the
+    weights W' = W - ((W - prior) D) A'⁻¹ are those of that ridge if the loss is a parabola, which cross-entropy is
+    nearly about its minimum. The state may be of several outputs, each with its own T. A state that has A keeps it.
     """
     share = state.ridge_left / state.ridge
-    A = with_curvature(state).A
-    assert A is not None
-    A = A + torch.diag_embed((ridge - state.ridge) * share)
-    T, least = inverse_root(A)
-    if not bool(least > LOST_DIGITS[torch.float64]):
-        return None
-    return state._replace(T=T, ridge_left=ridge * share, ridge=ridge, A=None)
+    D = (ridge - state.ridge) * share
+    new = state._replace(ridge_left=ridge * share, ridge=ridge)
+    T, good = state.T, False
+    if state.A is None:  # TᵀT = A⁻¹: (A + D)⁻¹ = Tᵀ(I + TDTᵀ)⁻¹T
+        H = identity(T.shape[-1], T) + (T * D[..., None, :]) @ T.mT
+        C, least = unit_root(H)
+        good = bool(least > LOST_DIGITS[torch.float64])
+        T = triangular(C, T / H.diagonal(dim1=-2, dim2=-1).sqrt()[..., None]).contiguous()
+        new = new._replace(T=T)
+    if not good:
+        A = with_curvature(state).A
+        assert A is not None
+        A = A + torch.diag_embed(D)
+        T, least = inverse_root(A)
+        if not bool(least > LOST_DIGITS[torch.float64]):
+            return None
+        new = new._replace(T=T) if state.A is None else new._replace(A=A)
+    step = ((state.W - state.prior) * D).reshape(*T.shape[:-2], -1, T.shape[-1]) @ T.mT @ T
+    return new._replace(W=(state.W - step.reshape(state.W.shape)).contiguous())
+
+
+def unit_root(A: Tensor) -> tuple[Tensor, Tensor]:
+    """The Cholesky factor of A (..., p, p) with a unit diagonal, and its least squared pivot (0-d)."""
+    size = A.diagonal(dim1=-2, dim2=-1).sqrt()
+    C = torch.linalg.cholesky_ex(A / (size[..., :, None] * size[..., None, :])).L
+    return C, C.diagonal(dim1=-2, dim2=-1).min().square()
 
 
 def inverse_root(A: Tensor) -> tuple[Tensor, Tensor]:
     """A T (..., p, p) with TᵀT = A⁻¹, and the least squared pivot (0-d) of A with a unit diagonal."""
-    size = A.diagonal(dim1=-2, dim2=-1).sqrt()
-    C = torch.linalg.cholesky_ex(A / (size[..., :, None] * size[..., None, :])).L
+    C, least = unit_root(A)
     one = identity(A.shape[-1], A).expand(A.shape)
-    T = (triangular(C, one) / size[..., None, :]).contiguous()
-    return T, C.diagonal(dim1=-2, dim2=-1).min().square()
+    return (triangular(C, one) / A.diagonal(dim1=-2, dim2=-1).sqrt()[..., None, :]).contiguous(), least
 
 
 def absorb(T: Tensor, F: Tensor, residuals: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
@@ -400,10 +412,9 @@ def floor(ridge: Tensor, K: int) -> Tensor:
     return ridge * max(K / 2, 1)
 
 
-def effective_samples(state: CrossEntropyState, forgetting: float) -> float:
-    """About how many samples A remembers: the λ of (2) summed up, for updates of the mean size."""
-    updates, seen = map(float, state.counters[:2])
-    start = (FADE + 1) * len(state.T)
+def effective_samples(updates: float, seen: float, p: int, forgetting: float) -> float:
+    """About how many of the samples seen A (p, p) remembers: the λ of (2) summed up, for updates of the mean size."""
+    start = (FADE + 1) * p
     total = seen + start
     remembered: float = total / (FADE + 1) * (1 - (start / total) ** (FADE + 1))
     return min(remembered, seen / updates / (1 - forgetting)) if forgetting < 1.0 and updates else remembered

@@ -31,8 +31,8 @@ from sepsa.heads.math.ridge import BiasRidge, bias_bounds
 
 START = 10.0  # the ridge before the first choice,
 START_SQUARES = 1000.0  # or this many times the mean square of the first features, where that is less
-FIRST = 8  # samples before which nothing is chosen; then after 16, 32, 64, ...
-CHECKS = 4  # in the time that a head remembers, once it forgets
+FIRST = 8  # samples before which nothing is chosen
+CHECKS, LEAST_INTERVAL = 4, 32  # looks in the time that a head remembers, once it forgets; updates between them
 FACTOR = 2.0  # by which the best ridge must differ, so that the head changes its own
 MOVED = 0.1  # by which the best scale of a prior must differ
 REFUTED = 4.0  # variances of the noise by which the objective is higher at a scale that the samples refute
@@ -64,24 +64,18 @@ class Evidence(NamedTuple):
     scale: Tensor  # (m, 1): s* in [0, 1], or the present one where the samples do not tell
 
 
-def updates_until(samples: float, rows: float, lam: float) -> int:
-    """After how many updates of this many rows the ridge is looked at again, by a head that remembers `samples`."""
+def updates_until(steps: int, lam: float) -> int:
+    """After how many updates the ridge is looked at again, by a head that has learned so many and forgets with λ."""
+    following = 2 ** steps.bit_length()
     if lam < 1.0:
-        return max(1, round(1.0 / (CHECKS * (1.0 - lam))))
-    following = float(FIRST) if samples < FIRST else 2.0 ** math.frexp(samples)[1]
-    return max(1, math.ceil((following - samples) / max(rows, 1e-9)))
+        interval = max(LEAST_INTERVAL, round(1.0 / (CHECKS * (1.0 - lam))))
+        following = min(following, (steps // interval + 1) * interval)
+    return following - steps
 
 
-def due(before: float, after: float, steps: int, earlier: int, lam: float) -> bool:
-    """Whether the ridge is looked at after the updates `earlier` to `steps`, over which the effective samples went
-    from `before` to `after`.
-    """
-    if after < FIRST:
-        return False
-    interval = updates_until(after, 1.0, lam) if lam < 1.0 else 0
-    if interval and steps // interval > earlier // interval:
-        return True
-    return before < FIRST or math.frexp(after)[1] > math.frexp(before)[1]
+def due(earlier: int, steps: int, lam: float) -> bool:
+    """Whether the ridge is looked at after the updates `earlier` to `steps`: after 1, 2, 4, ..., and in intervals."""
+    return steps >= earlier + updates_until(earlier, lam)
 
 
 def evidence_of(
