@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from sepsa import distributed
 from sepsa.heads import RLS, Capturable, HeadSolver, LearnsPartly, Revertible
-from sepsa.heads.base.checks import ShapeError, own_parameters
+from sepsa.heads.base.checks import own_parameters
 from sepsa.heads.math.least_squares import copies
 from sepsa.observe import ranks
 from sepsa.observe.hooks import (
@@ -227,7 +227,9 @@ class Observer:
                 ranks.learn(self, group, observation, features)
             else:
                 self.learn_alone(observation, features)
-        except ShapeError as error:
+        except ValueError as error:
+            if not str(error).startswith("targets must have "):  # a shape
+                raise
             raise ValueError(
                 f"{error}; the head is {self.name!r}, {self.head}: to choose another nn.Linear of the model, "
                 "SepSA(model, base, head=...)"

@@ -12,11 +12,6 @@ from sepsa.heads.protocols import NotFinite
 from sepsa.states.schema import kind_of
 from sepsa.validation import in_range
 
-
-class ShapeError(ValueError):
-    """Targets whose shape does not fit the head; an optimizer says which of the model's layers that is."""
-
-
 # Half of the exponents of float64 are below: the square root of a smaller ridge has an inverse that cannot be squared.
 _LEAST_RIDGE = 1e-100
 
@@ -138,7 +133,7 @@ def check_rows(
         return
     refuse_inference_mode("learn")
     if len(shape) > 1 and isinstance(targets, Tensor) and targets.ndim and targets.shape[0] != shape[0]:
-        raise ShapeError(f"targets must have {shape[0]} rows, as the features, got shape {tuple(targets.shape)}")
+        raise ValueError(f"targets must have {shape[0]} rows, as the features, got shape {tuple(targets.shape)}")
     if is_integer(targets) and targets.shape in (shape[:-1], (*shape[:-1], 1)):
         raise TypeError(
             f"targets must be floating with shape {(*shape[:-1], m)}, got {targets.dtype} {tuple(targets.shape)}: "
@@ -147,7 +142,7 @@ def check_rows(
     _check_tensor("targets", targets, device)
     if targets.shape[-1:] != (m,) or targets.shape[:-1] != shape[:-1]:
         cure = ": add the missing dimension with targets.unsqueeze(-1)" if targets.shape == shape[:-1] else ""
-        raise ShapeError(
+        raise ValueError(
             f"targets must have shape {(*shape[:-1], m)} for these features, got {tuple(targets.shape)}{cure}"
         )
     check_weight(linear, features, sample_weight)
