@@ -73,6 +73,7 @@ PRINTS = {
         "networks",
         "language",
         "engines",
+        "outliers",
         "printed_pages",
         "dayahead",
         "m4",

@@ -198,7 +198,8 @@ class RobustHeads:
     """What `sepsa.stream.engine.Engine(loss="huber", forgetting="auto")` does without a body, one row at a time.
 
     Every head is a ridge regression on Φ = [z, 1], solved anew for each row: A = Σ ω φφᵀ + diag(ridge left), fading by
-    λ. Targets' errors, inputs and weights are bounded by running quantiles of their sizes.
+    λ. Targets' errors, inputs and weights are bounded by running quantiles of their sizes, farther where more than one
+    row in fifty, and four more, is far away but not behind a gap.
     """
 
     QUANTILES = (0.5, 0.8, 0.9)
@@ -206,8 +207,10 @@ class RobustHeads:
     def __init__(self, inputs: int, outputs: int, heads: list[tuple[float, float]]) -> None:
         p = inputs + 1
         self.mean, self.scale, self.gain = np.zeros(inputs), np.ones(inputs), np.ones(outputs)
+        self.centre, self.excess, self.error_excess = np.zeros(inputs), np.zeros(inputs), np.zeros(outputs)
         self.typical, self.typical_run = np.full(inputs, 0.7), np.zeros(inputs)
         self.error, self.error_run = np.zeros((outputs, 3)), np.zeros((outputs, 3))
+        self.cut, self.most, self.error_most = 0, np.zeros(inputs), np.zeros(outputs)
         self.low, self.high = np.full(outputs, np.inf), np.full(outputs, -np.inf)
         self.usual_weight, self.evidence, self.steps = 0.0, 0.0, 0
         self.heads = [
@@ -219,10 +222,14 @@ class RobustHeads:
     def limit(self) -> Matrix:
         """How large an error may be and count fully, per output."""
         size = np.maximum(self.error[:, 0], 0.25 * self.error[:, 1])
-        return np.where(size > 0, 4.5 * size, np.inf)
+        return np.where(size > 0, 4.5 * size * tail(self.error_excess, 1.5), np.inf)
+
+    def bound(self) -> Matrix:
+        """Where each input is clipped."""
+        return np.maximum(6.0, 16.0 * self.typical) * tail(self.excess, 1.1) ** 2
 
     def seen(self, x: Matrix) -> Matrix:
-        bound = np.maximum(6.0, 16.0 * self.typical)
+        bound = self.bound()
         return np.append(np.clip((x - self.mean) * self.scale, -bound, bound), 1.0)
 
     def predict(self, x: Matrix) -> Matrix:
@@ -238,10 +245,14 @@ class RobustHeads:
         if usual and weight > 10 * usual:
             omega = max(usual, 100 * usual**2 / weight)
         distance = np.abs(x - self.mean) * self.scale
-        bound = np.maximum(6.0, 16.0 * self.typical)
+        bound = self.bound()
         omega *= float(np.min(np.where(distance > bound, (bound / distance) ** 2, 1.0)))
+        self.cut += omega < weight or any(np.abs(y - before) > 2 * limit)
+        ordinary = np.maximum(6.0, 16.0 * self.typical) / 4.64 * tail(self.excess, 1.1)
+        far = (x != self.centre) & (distance > ordinary) & (distance < 8 * bound)
+        self.excess = excess_step(self.excess, far, 1.1)
         for j, z in enumerate(distance):
-            if z > 0:
+            if z > 0 and x[j] != self.centre[j]:
                 self.typical[j], self.typical_run[j] = quantile_step(z, self.typical[j], self.typical_run[j], 0.5, 0.05)
         self.steps += 1
         share = omega / self.usual_weight if self.usual_weight else 1.0
@@ -273,14 +284,27 @@ class RobustHeads:
         off = y - before
         plausible = before + np.clip(off, -limit, limit)
         self.low, self.high = np.minimum(self.low, plausible), np.maximum(self.high, plausible)
+        far = (np.abs(off) > 2 * limit) & (np.abs(off) < 32 * limit)
+        self.error_excess = excess_step(self.error_excess, far, 1.5)
         for k, size in enumerate(np.abs(off)):
             for t, tau in enumerate(self.QUANTILES):
                 shown, step = (size / np.sqrt(1 + leverage), 0.1) if tau == 0.9 else (size, 0.05)
                 self.error[k, t], self.error_run[k, t] = quantile_step(
                     shown, self.error[k, t], self.error_run[k, t], tau, step
                 )
+        self.most, self.error_most = np.maximum(self.most, self.excess), np.maximum(self.error_most, self.error_excess)
         self.usual_weight += 0.01 * (omega - self.usual_weight) if self.usual_weight else omega
         return before
+
+
+def excess_step(excess: Matrix, far: Matrix, growth: float) -> Matrix:
+    """How many more values were far away than one in fifty rows, up to where a tail is eight times as long."""
+    return np.clip(excess + far - 1 / 50, 0, 4 + np.log(8) / np.log(growth))
+
+
+def tail(excess: Matrix, growth: float) -> Matrix:
+    """How many times as long as a normal one a tail is: more than four values in excess say so."""
+    return growth ** np.maximum(excess - 4, 0.0)
 
 
 def quantile_step(value: float, quantile: float, run: float, tau: float, step: float) -> tuple[float, float]:

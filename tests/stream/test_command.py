@@ -717,6 +717,22 @@ def test_a_saved_model_predicts_without_learning_and_names_columns_that_it_does_
     assert "column 'xs' is not one of the model's and is learned from here on: is it 'x'?" in told
 
 
+def test_the_share_of_bounded_rows_is_printed_and_the_loss_can_be_chosen():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(1500)
+    x[rng.random(1500) < 0.08] = -9999
+    Path("t.csv").write_text("x,y\n" + "".join(f"{v:g},{v / 2 if v > -99 else 0:g}\n" for v in x))
+    told = said(SAVED)
+    share = re.search(r"before it was learned, ([\d.]+)% bounded as outliers", told)[1]
+    assert 5 < float(share) < 10
+    assert told.count("--loss squared if these numbers are right, and --na-values where") == 1
+    assert inspected()["bounded rows"] == f"{share}%"
+    assert "bounds" not in said(SAVED)  # said once
+    told = said("stream t.csv --target y --predictions out.csv --loss squared")
+    assert "bound" not in told
+    assert "m.sepsa was made with --loss huber" in said(f"{SAVED} --loss squared", code=2)
+
+
 def test_inspect_tells_what_a_model_is_and_knows():
     write()
     run(SAVED)

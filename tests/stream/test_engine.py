@@ -145,7 +145,7 @@ def test_the_body_as_plain_python_in_float64_equals_torch(activation, tolerance,
             units, slopes = np.zeros((2, 5 + sum(hidden)))
             phi, delta = np.zeros(2 * top + 7), np.zeros(2 * max(hidden))
             x, y = X[start + i], Y[start + i]
-            body.forward(theta, widths, ACTIVATIONS[activation], mean, scale, mean, False, x, units, slopes, phi)
+            body.forward(theta, widths, ACTIVATIONS[activation], mean, scale, mean, mean, False, x, units, slopes, phi)
             delta[:top] = phi[:top] - y
             body.backward(theta, widths, units, slopes, delta, gradient, i == 0)
         body.adam_step(theta, first, second, gradient, options, counts)

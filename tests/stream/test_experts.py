@@ -356,6 +356,7 @@ def test_an_engine_has_the_experts_of_its_table():
 
 @pytest.mark.parametrize("classes", [False, True])
 @pytest.mark.filterwarnings("ignore:more than 12 features")
+@pytest.mark.filterwarnings("ignore:.*of the rows lie beyond")
 def test_hostile_rows_through_river(classes):
     """Missing and huge values, features and classes that come late, weights without bounds; Inf is refused."""
     rng = np.random.default_rng(3)

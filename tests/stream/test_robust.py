@@ -12,13 +12,14 @@ import torch
 
 import river_models
 from interrupts import interrupt
-from reference import RobustHeads, quantile_step
+from reference import RobustHeads, excess_step, quantile_step, tail
 from sepsa import FourierFeatures, SepSAClassifier, SepSARegressor
 from sepsa.compiled import code
 from sepsa.compiled.kernels import CALL, kernel
 from sepsa.states.tree import tensors_of
 from sepsa.stream.engine import Engine
 from sepsa.stream.experts import network
+from sepsa.stream.kernels import bounds
 from sepsa.stream.kernels.body import GELU, activate, cosines
 from sepsa.stream.kernels.robust import follow_quantile
 from sepsa.stream.learner import WARM_UP, StreamLearner
@@ -42,16 +43,25 @@ def test_robust_heads_equal_the_slow_reference(inputs, outputs):
     Y[200:] += 5.0
     Y[rng.random(400) < 0.05] *= 100
     X[rng.random(400) < 0.03] *= 1e3
+    X[:, -1] = np.where(rng.random(400) < 0.5, 0.25, X[:, -1])
+    X[250:300] *= 8  # more than one row in fifty, and so are these targets
+    Y[300:330] += rng.choice([-40, 40], (30, outputs))
     weight = rng.choice([0.5, 1.0, 1e6], 400, p=[0.3, 0.6, 0.1])
     engine = Engine(inputs, outputs, (), loss="huber", forgetting="auto", ridge=2.0, standardize=True)
-    engine.set_scaling(np.zeros(inputs), np.ones(inputs), 0.7)
+    centre = np.arange(inputs) // (inputs - 1 or 1) / 4
+    engine.set_scaling(np.zeros(inputs), np.ones(inputs), 0.7, centre)
     engine.set_output_weights(1.0)
     slow = RobustHeads(inputs, outputs, [(ridge, lam) for _, ridge, lam in engine.form.heads])
+    slow.centre = centre
     # The reference does not rescale an input, and none of these asks for it.
     expected = np.array([slow.learn(x, y, w) for x, y, w in zip(X, Y, weight, strict=True)])
     # The network sees inputs as float32: 6e-8 of an input of 6, where it is clipped, in a prediction of a few such.
     np.testing.assert_allclose(engine.learn(X, Y, weight), expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(engine.chosen["weights"], [head["weight"] for head in slow.heads], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(engine.memory("EXCESS", "network"), slow.excess, rtol=1e-9)
+    np.testing.assert_allclose(engine.memory("ERROR", "network")[:, 3], slow.error_excess, rtol=1e-9)
+    assert engine.outliers == slow.cut
+    assert min(slow.most.max(), slow.error_most.max()) > 4  # so that bounds were raised
     np.testing.assert_allclose(engine.noise_variance(), (slow.error[:, 2] / 1.6448536) ** 2, rtol=1e-5)
 
 
@@ -175,6 +185,86 @@ def test_hostile_rows_leave_the_good_ones_as_they_are(n, seed):
     spoiled, learner = errors(X, y, weight)
     assert spoiled[good].mean() < 1.05 * clean.mean()
     assert bad / 2 < learner.engine.outliers < 2 * bad
+
+
+SENTINELS = [1e2, 1e4, 1e300]  # deviations; the last one as it is
+
+
+def spoiled(what, size, bad, seed=0):
+    """The errors on the other rows of a curve whose rows `bad` have a sentinel, over those of the curve, the model."""
+    X, y = curve(len(bad), seed)
+    clean = np.abs(SepSARegressor(random_state=0).prequential(X, y) - y)[~bad].mean()
+    if what == "x":
+        X[bad, 0] = size if size > 1e200 else 5 + 3 * size
+    else:
+        y[bad] = size if size > 1e200 else 30 + 10 * size
+    model = SepSARegressor(random_state=0)
+    with np.errstate(over="ignore"):
+        return np.abs(model.prequential(X, y) - y)[~bad].mean() / clean, model
+
+
+@pytest.mark.parametrize("size", SENTINELS)
+@pytest.mark.parametrize("what", ["x", "y"])
+def test_a_burst_of_four_sentinels_or_one_in_a_thousand_rows_costs_little(what, size):
+    burst, single = np.zeros(2000, bool), np.zeros(2000, bool)
+    burst[1000:1004], single[[300, 1100]] = True, True
+    assert spoiled(what, size, burst)[0] < 1.01
+    assert spoiled(what, size, single)[0] < 1.02
+
+
+def heavy(n, seed=0):
+    """Inputs of a long tail, their errors of one, and 30 categories of which each is in one row of a hundred."""
+    rng = np.random.default_rng(seed)
+    kind = rng.integers(0, 100, n)
+    X = np.hstack([np.exp(1.6 * rng.standard_normal((n, 4))), kind[:, None] == np.arange(30)])
+    return X, X[:, 0] - 2 * X[:, 1] + 3 * (kind % 7) * (kind < 30) + rng.standard_t(2, n)
+
+
+def test_what_more_than_one_row_in_fifty_has_is_no_outlier():
+    X, y = heavy(6000)
+    robust, squared = (SepSARegressor(random_state=0, loss=loss) for loss in ("huber", "squared"))
+    errors = [np.abs(model.prequential(X, y) - y)[1000:].mean() for model in (robust, squared)]
+    assert robust.outliers_ < 0.03 * len(y)
+    assert errors[0] < 1.05 * errors[1]
+    noise = np.random.default_rng(1).standard_normal(len(y))
+    indicators = SepSARegressor(random_state=0).partial_fit(X[:, 4:], 3 * X[:, 4] + noise)
+    assert indicators.outliers_ < 5
+    fitted = SepSARegressor(random_state=0, max_iter=10).fit(X[:2000], y[:2000])
+    assert fitted._learner.engine.bounded < 0.04
+
+
+@pytest.mark.parametrize("growth", [bounds.GROWTH_X, bounds.GROWTH_E])
+def test_the_count_of_far_values_is_that_of_the_slow_reference(growth):
+    rng = np.random.default_rng(0)
+    excess, slow = 0.0, np.zeros(1)
+    for share in (0.01, 0.3, 0.0):
+        for far in rng.random(1500) < share:
+            excess = bounds.follow_excess(excess, far, growth)
+            slow = excess_step(slow, far, growth)
+            assert excess == pytest.approx(slow[0])
+            assert bounds.stretch(excess, growth) == pytest.approx(tail(slow, growth)[0])
+        assert tail(slow, growth)[0] == pytest.approx(8.0 if share == 0.3 else 1.0, rel=0.1)
+
+
+@pytest.mark.parametrize("what", ["x", "y"])
+def test_many_sentinels_are_told_and_stay_bounded(what):
+    bad = np.random.default_rng(1).random(2000) < 0.08
+    with pytest.warns(UserWarning, match=r"% of the rows lie beyond .*: give loss='squared' .*, and NaN") as told:
+        ratio, model = spoiled(what, 1e4, bad)
+    assert len(told) == 1
+    assert ratio < 1.3
+    assert 0.05 < model.outliers_ / 2000 < 0.1
+    x, rows = dict.fromkeys("ab", 1.0), np.random.default_rng(0).standard_normal((3 * WARM_UP, 2))
+    rows[bad[: len(rows)], 0] = 1e6
+    one_by_one = river_models.SepSARegressor(seed=0)
+
+    def learn_all():
+        for row in rows.tolist():
+            one_by_one.learn_one(dict(zip(x, row, strict=True)), row[1])
+
+    with pytest.warns(UserWarning, match="beyond the bounds") as told:
+        learn_all()
+    assert len(told) == 1
 
 
 def named(rows):

@@ -31,7 +31,7 @@ from sepsa.stream.engine.options import BODIES, body_of, of_estimator, widths
 from sepsa.stream.growth import NewInput, learn_rows
 from sepsa.stream.kernels.parts import Floats
 from sepsa.stream.kernels.robust import HUGE
-from sepsa.stream.learner import WARM_UP, StreamLearner
+from sepsa.stream.learner import TELL, WARM_UP, StreamLearner
 from sepsa.stream.options import Options
 from sepsa.stream.rows import dense, row_parts
 from sepsa.stream.scales import order_of_columns
@@ -128,7 +128,7 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
             sizes = np.abs(table.Y)
             check_sizes(float(np.median(sizes) if robust else sizes.max()))
             table = table._replace(Y=np.clip(table.Y, -HUGE, HUGE))
-        new_learner = partial(self._new_learner, X.shape[1], Y.shape[1], for_fit=True, **options)
+        new_learner = partial(self._new_learner, X.shape[1], Y.shape[1], for_fit=True, tells=False, **options)
         result = batch_fit.fit(
             partial(new_learner, alone=True),
             table,
@@ -149,6 +149,9 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
         )
         for member in result.committee.members:
             member.order = order
+        first = result.committee.members[0]
+        first.tells = True
+        first.tell(TELL)
         self._learner, self.n_iter_ = result.committee, result.passes
         return there[result.rows], result.predictions
 

@@ -29,6 +29,8 @@ from sepsa.stream.kernels.parts import Floats
 from sepsa.stream.kernels.robust import HUGE
 from sepsa.stream.rows import column_parts, row_parts
 from sepsa.stream.scales import (
+    column_quantiles,
+    first_excess,
     is_indicator,
     moments,
     order_of_columns,
@@ -40,6 +42,8 @@ from sepsa.stream.scales import (
 from sepsa.validation import one_of
 
 WARM_UP = 256  # rows that determine the scales
+TELL = 256  # rows
+MANY = 1 / 20  # share of the rows, bounded, from which on they are hardly outliers
 ROWS_TO_RECOGNIZE = 8  # rows by which a running scaler before the learner is recognized
 
 
@@ -49,12 +53,13 @@ class StreamLearner:
     `regression` measures targets from the first one and scales the body's loss; class indicators need neither. With
     `names` of the inputs, the engine sees them in the order of their values in the first rows, and those that are equal
     there in the order of their names; without, as they come.
-    `options` are the engine's. A method that fails or is interrupted leaves the learner in the state before or after
-    it.
+    `options` are the engine's. With `tells` it warns, once, where many rows are bounded. A method that fails or is
+    interrupted leaves the learner in the state before or after it.
     """
 
     order: NDArray[np.intp] | None = None  # the input in each place of the engine; None: as they come
     _names: Sequence[Any] | None = None
+    _untold = 0  # rows since it was looked whether many are bounded
 
     def __init__(
         self,
@@ -65,9 +70,10 @@ class StreamLearner:
         missing: str = "mean",
         seed: int | None = 0,
         names: Sequence[Any] | None = None,
+        tells: bool = True,
         **options: Any,
     ) -> None:
-        self._names = names
+        self._names, self.tells = names, tells
         self.regression, self.options = regression, options
         self.missing = one_of("missing", missing, ("auto", "zero", "mean"))
         # Drawn once, because the warm-up starts from the same body several times.
@@ -152,10 +158,28 @@ class StreamLearner:
         """Learn rows in order; returns the predictions (n, outputs) made before each batch was learned."""
         weight = np.ones(len(X)) if weight is None else weight
         if self.warm:
-            return self._engine_learn(X, Y, weight)
-        with whole_change(self) as other:
-            out: Floats = other._learn_first_rows(X, Y, weight)
+            out = self._engine_learn(X, Y, weight)
+        else:
+            with whole_change(self) as other:
+                out = other._learn_first_rows(X, Y, weight)
+        self.tell(len(X))
         return out
+
+    @property
+    def hardly_outliers(self) -> str:
+        """What to say where so many rows are bounded that they are hardly outliers; empty elsewhere."""
+        share = self.engine.bounded if self.warm else 0.0
+        return f"{share:.1%} of the rows lie beyond the bounds against outliers and count less" if share > MANY else ""
+
+    def tell(self, rows: int) -> None:
+        """Warn once where many rows are bounded, after so many further rows; it is looked at after `TELL` of them."""
+        self._untold += rows
+        if self.tells and self._untold >= TELL:
+            self._untold = 0
+            if said := self.hardly_outliers:
+                self.tells = False
+                cure = "if these numbers are right, and NaN where one such as -9999 means a missing value"
+                warnings.warn(f"{said}: give loss='squared' {cure}", UserWarning, stacklevel=6)
 
     def _learn_first_rows(self, X: Floats, Y: Floats, weight: Floats) -> Floats:
         out = np.empty_like(Y)
@@ -213,9 +237,9 @@ class StreamLearner:
             Y = trimmed(Y) if self.regression else Y
             usual = np.median(np.minimum(weight, HUGE))
             weight = np.where(weight > 10 * usual, usual, np.maximum(weight, 0.1 * usual))
-        parts = [self._input_scales(trimmed(part) if robust else part, weight) for part in column_parts(X)]
-        mean, scale, typical = (np.concatenate(part) for part in zip(*parts, strict=True))
-        self.engine.set_scaling(mean, scale, typical)
+        parts = [self._input_scales(part, weight) for part in column_parts(X)]
+        mean, scale, typical, centre, excess = (np.concatenate(part) for part in zip(*parts, strict=True))
+        self.engine.set_scaling(mean, scale, typical, centre, excess)
         if self.regression:
             self.engine.set_output_weights(reciprocal(moments(Y, weight)[1]))
         if robust:
@@ -227,15 +251,23 @@ class StreamLearner:
                 self.engine.set_plausible_targets(quantiles, np.nanmin(off, 0), np.nanmax(off, 0))
         self.engine.set_target_offset(self.offset)
 
-    def _input_scales(self, X: Floats, weight: Floats) -> tuple[Floats, Floats, Floats]:
-        """The mean and scale of each column, and in a robust engine its typical standardized distance from the mean."""
+    def _input_scales(self, X: Floats, weight: Floats) -> tuple[Floats, ...]:
+        """The mean and scale of each column, its typical standardized distance from the mean, and its median.
+
+        The typical distance, which a robust engine needs, is the median over values that differ from the column's
+        median: a value that most rows have says nothing of how far the others lie.
+        """
+        raw, X = np.clip(X, -HUGE, HUGE), trimmed(X) if self.engine.robust else X
         mean, variance = moments(X, weight)
         sparse = self.zero_if_missing(X)
         mean, variance = np.where(sparse, 0.0, mean), np.where(sparse, mean**2 + variance, variance)
         scale = reciprocal(np.sqrt(variance))
         if not self.engine.robust:
-            return mean, scale, np.zeros_like(mean)
-        return mean, scale, np.minimum(quantiles_of_sizes((X - mean) * scale, [0.5])[:, 0], 4.0)
+            return mean, scale, np.zeros_like(mean), mean, np.zeros_like(mean)
+        centre = column_quantiles(X, [0.5])[:, 0]
+        off = np.where(centre == X, 0.0, (X - mean) * scale)
+        typical = quantiles_of_sizes(off, [0.5])[:, 0]
+        return mean, scale, typical, centre, first_excess((raw - mean) * scale, typical)
 
     def fit_scales(self, X: Any, Y: Floats, weight: Floats) -> None:
         """Fix the scales by all these rows, dense or sparse, before any is learned; `learn` takes them in any order."""
@@ -282,6 +314,7 @@ class StreamLearner:
             self.learn(np.array([x], np.float64), np.array([y], np.float64), np.array([weight], np.float64))
         elif self._rows >= WARM_UP:
             self.engine.learn_row(x, map(sub, y, self.offset.tolist()), weight)
+            self.tell(1)
 
     def _learn_first_row(self, x: Sequence[float], y: Sequence[float], weight: float) -> bool:
         """Learn one of the first rows without copying the engine; returns whether that was done.

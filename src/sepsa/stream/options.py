@@ -106,8 +106,8 @@ class LearnerOptions(NamedOptions):
     "auto": several heads, mixed by their recent errors; 0.98 in `fit`."""
 
     loss: Literal["huber", "squared", "squared_error"] = "huber"
-    """"huber" bounds the influence of a row; "squared", in scikit-learn's words "squared_error", does not, nor does
-    `fit` where weights differ more than tenfold."""
+    """"huber" bounds the influence of an outlier, which what more than one row in fifty has is not; "squared", in
+    scikit-learn's words "squared_error", does not, nor does `fit` where weights differ more than tenfold."""
 
     body: Literal["auto", "fourier", "experts"] = "auto"
     """"experts" for neighbours, trees, products of inputs, the last target and others beside the network, weighted by

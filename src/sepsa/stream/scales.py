@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sepsa.stream.kernels.bounds import BURST, DISTANCES, FLOOR, GAP_X, GROWTH_X, LONGEST, ORDINARY, QUANTILE
 from sepsa.stream.kernels.parts import Floats
 from sepsa.stream.kernels.robust import HUGE
 
@@ -33,6 +35,21 @@ def order_of_columns(X: Floats, names: Sequence[Any]) -> NDArray[np.intp]:
         rounded = np.round((X - mean) * reciprocal(np.sqrt(variance)), 6)
     keys = np.nan_to_num(np.concatenate([rounded, X]), nan=np.inf, posinf=np.inf, neginf=-np.inf).T.tolist()
     return np.array(sorted(range(X.shape[1]), key=lambda j: (keys[j], names[j])), np.intp)
+
+
+def first_excess(off: Floats, typical: Floats) -> Floats:
+    """The excess (columns,) of far inputs by their distances from the mean (n, columns) in first rows.
+
+    A fiftieth of the rows, and four more, may be as far away as they like: the value after those tells ρ.
+    """
+    bound = np.maximum(FLOOR, DISTANCES * typical)
+    off = np.where(np.abs(off) < GAP_X * bound, off, 0.0)
+    spared = int(BURST + ORDINARY * len(off))
+    if len(off) <= spared:
+        return np.zeros(off.shape[1])
+    quantile = -np.partition(-np.abs(off), spared, axis=0)[spared]
+    rho = np.clip(QUANTILE * quantile / bound, 1.0, LONGEST)
+    return np.where(rho > 1, BURST + np.log(rho) / math.log(GROWTH_X), 0.0)
 
 
 def is_indicator(values: Floats, share: float) -> bool:

@@ -206,6 +206,12 @@ class Inputs:
             self.warned.add(key)
             warnings.append((row, said))
 
+    def said_once(self, key: str, said: str) -> list[str]:
+        """This warning, where it has not been given yet."""
+        warnings: list[tuple[int, str]] = []
+        self._warn(key, 0, warnings, said)
+        return [text for _, text in warnings]
+
     def learn_means(
         self, X: Floats, columns: Mapping[str, Column], Y: Floats, new_inputs: Sequence[NewInput]
     ) -> list[NewInput]:

@@ -38,12 +38,13 @@ class Engine:
 
     `loss="huber"` bounds the influence of a row: an error counts as if it were at most 4.5 times the median error, and
     less and less where it is much larger; an input is clipped at 16 times its typical distance from the mean, and a row
-    beyond that weighs less; a weight above ten typical ones is replaced by a typical one; predictions lie at most half
-    the range of plausible targets outside it. `outliers` counts the rows to which one of these applied. `ridge="auto"`
-    and `forgetting="auto"` let several heads share the body (`candidate_heads`): predictions are their mixture,
-    weighted by their recent errors; `chosen` is the one with the largest weight. `classes` says that targets are
-    indicators, which are bounded, and keeps the log-losses by which scores become probabilities
-    (`sepsa.stream.calibration`).
+    beyond that weighs less; both bounds move out where a tail is longer than a normal one, so that hardly more than one
+    row in fifty is bounded (`sepsa.stream.kernels.bounds`); a weight above ten typical ones is replaced by a typical
+    one; predictions lie at most half the range of plausible targets outside it. `outliers` counts the rows to which one
+    of these applied. `ridge="auto"` and `forgetting="auto"` let several heads share the body (`candidate_heads`):
+    predictions are their mixture, weighted by their recent errors; `chosen` is the one with the largest weight.
+    `classes` says that targets are indicators, which are bounded, and keeps the log-losses by which scores become
+    probabilities (`sepsa.stream.calibration`).
 
     `skip` lets the head see the inputs beside the last layer. With `standardize` the network sees (x - mean) · scale
     (`set_scaling`), and each output's squared error has a weight of its own in the body's loss (`set_output_weights`);
@@ -145,6 +146,12 @@ class Engine:
         return int(self.memory("COUNTS", "network")["outliers"])
 
     @property
+    def bounded(self) -> float:
+        """The share of `outliers` in all rows, each counted in every pass."""
+        counts = self.memory("COUNTS", "network")
+        return float(counts["outliers"] / max(1, counts["rows"]))
+
+    @property
     def chosen(self) -> dict[str, Any]:
         """The head with the largest weight in predictions: its features, ridge and forgetting.
 
@@ -179,12 +186,23 @@ class Engine:
         """W (outputs, features) of the first head, the bias its last column, as a view."""
         return self._of_head("W")
 
-    def set_scaling(self, mean: Floats, scale: Floats, typical: Floats | float = 0.0, first: int = 0) -> None:
+    def set_scaling(
+        self,
+        mean: Floats,
+        scale: Floats,
+        typical: Floats | float = 0.0,
+        centre: Floats | None = None,
+        excess: Floats | float = 0.0,
+        first: int = 0,
+    ) -> None:
         """Standardize inputs as (x - mean) · scale, from input `first` on; the first value sets a scale of zero.
 
-        `typical` is the typical distance of a standardized input from zero, 0 where no value has shown it.
+        `typical` is the typical distance of a standardized input from zero, 0 where no value has shown it; values that
+        equal the `centre`, the mean where it is None, do not change it. `excess` is how many values were far away.
         """
-        for name, values in {"MEAN": mean, "SCALE": scale, "TYPICAL": typical, "USUAL": typical}.items():
+        parts = {"MEAN": mean, "SCALE": scale, "TYPICAL": typical, "USUAL": typical}
+        parts |= {"CENTRE": mean if centre is None else centre, "EXCESS": excess}
+        for name, values in parts.items():
             self.memory(name, "network")[first:] = values
         if self._core.form.mixed:
             self.memory("SCALE", "mixture")[first:] = scale

@@ -206,7 +206,7 @@ def set_quantiles(core: Core, quantiles: Floats) -> None:
     if core.form.mixed:
         groups["mixture"] = quantiles * np.sqrt(core.memory("GAIN", "network"))[:, None]
     for group, values in groups.items():
-        core.memory("ERROR", group)[:], core.memory("ERROR_RUN", group)[:] = values, 0.0
+        core.memory("ERROR", group)[:, :3], core.memory("ERROR_RUN", group)[:] = values, 0.0
 
 
 def penalty_and_residual_degrees(core: Core) -> tuple[Floats, float]:

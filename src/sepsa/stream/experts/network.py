@@ -17,6 +17,7 @@ from sepsa.stream.experts.network_parts import HIDDEN, heads, parts
 from sepsa.stream.kernels.body import adam_step, backward, forward
 from sepsa.stream.kernels.head import answer, learn_row, leverage, restore
 from sepsa.stream.kernels.robust import (
+    FAR,
     FOLLOW_WEIGHT,
     HUGE,
     clip_to_range,
@@ -28,9 +29,6 @@ from sepsa.stream.kernels.robust import (
     scale_constant_inputs,
 )
 from sepsa.stream.kernels.weigh import weigh
-
-FARTHEST_LOSS = 2.0  # plausible errors, to which an error is clipped in the loss of a head
-
 
 restored = inlined(due)  # how many coordinates get their ridge back, as in every head
 
@@ -50,9 +48,9 @@ def seen_by(model, phi, h):
 def pass_forward(model, i):
     """Compute the units, slopes and φ of row i of the batch."""
     theta, widths, code = parts.THETA(model), given.WIDTHS(model), size.activation(model)
-    (mean, scale, typical), robust = parts.views("MEAN SCALE TYPICAL", model), size.robust(model)
+    (mean, scale, typical, excess), robust = parts.views("MEAN SCALE TYPICAL EXCESS", model), size.robust(model)
     units, slopes, phi = parts.UNITS(model)[i], parts.SLOPES(model)[i], parts.PHI(model)[i]
-    forward(theta, widths, code, mean, scale, typical, robust, given.X(model)[i], units, slopes, phi)
+    forward(theta, widths, code, mean, scale, typical, excess, robust, given.X(model)[i], units, slopes, phi)
     return 0
 
 
@@ -86,8 +84,8 @@ def ask_heads(model, i):
 def weigh_rows(model, rows):
     """Fill the weights of the batch's rows; returns whether an input that was constant so far got a scale."""
     x, y, weights, rescaled = given.X(model), given.Y(model), given.WEIGHT(model), False
-    mean, scale, typical, typical_run, counts = parts.views("MEAN SCALE TYPICAL TYPICAL_RUN COUNTS", model)
-    omega, share, gain = parts.views("OMEGA SHARE GAIN", model)
+    mean, scale, centre, typical, typical_run = parts.views("MEAN SCALE CENTRE TYPICAL TYPICAL_RUN", model)
+    excess, counts, omega, share, gain = parts.views("EXCESS COUNTS OMEGA SHARE GAIN", model)
     if size.standardize(model):
         for i in range(rows):
             if weights[i] > 0.0 and scale_constant_inputs(mean, scale, gain, x[i], y[i]):
@@ -100,7 +98,7 @@ def weigh_rows(model, rows):
         if size.robust(model):
             omega[i] = plausible_weight(weights[i], counts.weight)
             if omega[i] > 0.0:
-                omega[i] *= follow_inputs(x[i], mean, scale, typical, typical_run)
+                omega[i] *= follow_inputs(x[i], mean, scale, centre, typical, typical_run, excess)
         share[i] = omega[i] / counts.weight if counts.weight > 0.0 else 1.0
     return rescaled
 
@@ -169,7 +167,7 @@ def score_heads(model, rows):
             for k in range(gain.size):
                 off = abs(answers[i, h, k] - y[i, k])
                 if robust:
-                    off = min(off, FARTHEST_LOSS * plausible_error(error, k), HUGE)
+                    off = min(off, FAR * plausible_error(error, k), HUGE)
                 loss += gain[k] * off * off
             heads.NUMBERS(model, h).loss += share * loss
     for h in range(count):
@@ -287,7 +285,7 @@ def learn_body(model, rows, known):
 
 @called
 def follow_rows(model, rows, spread):
-    """Update the quantiles of errors, the range of plausible targets, the typical weight and the count of outliers."""
+    """Update the quantiles of errors, the range of plausible targets, the typical weight and the counts of rows."""
     out, weights = given.OUT(model), given.WEIGHT(model)
     omegas, counts, error, error_run, bounds = parts.views("OMEGA COUNTS ERROR ERROR_RUN RANGE", model)
     widen = math.sqrt(1.0 + size.inflation(model) * spread)
@@ -299,13 +297,14 @@ def follow_rows(model, rows, spread):
         for k in range(0 if size.classes(model) else size.outputs(model)):  # indicators are bounded: no limit
             off = target(model, i, k) - out[i, k]
             limit = plausible_error(error, k)
-            if abs(off) > FARTHEST_LOSS * limit:
+            if abs(off) > FAR * limit:
                 far += 1
             plausible = out[i, k] + min(max(off, -limit), limit)
             if bounds[k, 0] > bounds[k, 1]:
                 bounds[k, 0], bounds[k, 1] = plausible, plausible
             bounds[k, 0], bounds[k, 1] = min(bounds[k, 0], plausible), max(bounds[k, 1], plausible)
             follow_errors(error, error_run, k, abs(off), widen)
+        counts.rows += 1
         if far > 0:
             counts.outliers += 1
         if counts.weight > 0.0:

@@ -46,7 +46,8 @@ COUNTS = Record(
     steps=int,
     beta1_power=Field(float, start=1),  # β1^steps and β2^steps
     beta2_power=Field(float, start=1),
-    outliers=int,
+    rows=int,
+    outliers=int,  # rows with an implausible target, input or weight
     weight=float,  # the typical one of a row
     evidence=float,  # the discounted number of rows
     best=Field(int, bounds=(0, "heads - 1")),  # the head with the largest weight, and the step since which it is
@@ -60,12 +61,14 @@ parts = Group(
     Part("SECOND", np.float32, ("parameters",), grows=grow_first_layer, bounds=(0, None)),
     Part("MEAN", float, ("inputs",)),
     Part("SCALE", float, ("inputs",), start=unscaled, bounds=(0, None)),
+    Part("CENTRE", float, ("inputs",)),  # the commonest value, the median of the first rows
     Part("TYPICAL", float, ("inputs",), bounds=(0, None)),
+    Part("EXCESS", float, ("inputs",), bounds=(0, None)),
     Part("TYPICAL_RUN", float, ("inputs",)),
     Part("USUAL", float, ("inputs",), bounds=(0, None)),
     Part("LATE", float, ("inputs",), bounds=(0, None)),
     Part("GAIN", float, ("outputs",), start=unscaled, bounds=(0, None)),
-    Part("ERROR", float, ("outputs", 3), bounds=(0, None)),
+    Part("ERROR", float, ("outputs", 4), bounds=(0, None)),
     Part("ERROR_RUN", float, ("outputs", 3)),
     Part("RANGE", float, ("outputs", 2), start=lambda sizes: (1.0, 0.0)),  # low above high: no target yet
     Part("CALIBRATION", float, (TEMPERATURES,)),

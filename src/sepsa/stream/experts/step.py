@@ -17,7 +17,7 @@ from sepsa.stream.experts.logarithm import take_logarithm
 from sepsa.stream.experts.network_parts import parts as of_network
 from sepsa.stream.experts.stack import DISCOUNT, FLOOR, PRIOR, remember, solve, strength
 from sepsa.stream.kernels.parts import Field, Part, Record, work
-from sepsa.stream.kernels.robust import calibrate, first_scale, follow_errors, largest, plausible_error
+from sepsa.stream.kernels.robust import FAR, calibrate, first_scale, follow_errors, largest, plausible_error
 from sepsa.stream.kernels.views import Group
 from sepsa.stream.kernels.weigh import weigh
 
@@ -35,7 +35,7 @@ parts = Group(
     "mixture",
     Part("COUNTS", COUNTS),
     Part("SCALE", float, ("inputs",), bounds=(0, None)),  # the network's, before changes of the inputs' scales
-    Part("ERROR", float, ("outputs", 3), bounds=(0, None)),
+    Part("ERROR", float, ("outputs", 4), bounds=(0, None)),
     Part("ERROR_RUN", float, ("outputs", 3)),
     Part("GRAM", float, ("stacked", "stacked")),
     Part("MOMENT", float, ("stacked",)),
@@ -128,7 +128,7 @@ def bound(model, i):
         seen[k] = y[k]
         if size.robust(model) and not size.classes(model):
             predicted = min(max(out[k] * unit[k], -FARTHEST), FARTHEST)
-            off, limit = y[k] - predicted, max(network.FARTHEST_LOSS * plausible_error(error, k), usual)
+            off, limit = y[k] - predicted, max(FAR * plausible_error(error, k), usual)
             follow_errors(error, error_run, k, abs(off), of_network.WIDEN(model)[i])
             seen[k] = predicted + min(max(off, -max(limit, last_target)), max(limit, last_target))
             if abs(off) > limit:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from sepsa.compiled.kernels import inlined
+from sepsa.stream.kernels.bounds import clip_bound, distance
 
 IDENTITY, RELU, GELU, FOURIER = range(4)
 BETA2, EPS = 0.999, 1e-8  # Adam's, as in `torch.optim`
@@ -74,33 +75,25 @@ def activate(code, a, slope):
 
 
 @inlined
-def clip_bound(typical):
-    """The standardized distance from the mean at which an input with this typical distance is clipped."""
-    never, farthest = 6.0, 16.0  # a distance within which no input is clipped; typical distances
-    return max(never, farthest * typical)
-
-
-@inlined
-def standardized(x, mean, scale, typical, robust):
+def standardized(x, mean, scale, typical, excess, robust):
     """(x - mean) · scale, within `clip_bound` of zero where `robust`; 0 where x is missing."""
     if scale == 0.0 or x != x:
         return 0.0
-    z = (x - mean) * scale
-    if robust:
-        bound = clip_bound(typical)
-        z = min(max(z, -bound), bound)
-    return z
+    if not robust:
+        return (x - mean) * scale
+    bound = clip_bound(typical, excess)
+    return min(max(distance(x, mean, scale), -bound), bound)
 
 
 @inlined
-def forward(theta, sizes, code, mean, scale, typical, robust, x, activation, slope, phi):
+def forward(theta, sizes, code, mean, scale, typical, excess, robust, x, activation, slope, phi):
     """activation: the standardized input, then each layer's output, with their slopes; φ = [last layer, inputs, 1].
 
     After φ come the last layer and 1 once more, for heads that do not see the inputs.
     """
     d = x.size
     for j in range(d):
-        activation[j] = standardized(x[j], mean[j], scale[j], typical[j], robust)
+        activation[j] = standardized(x[j], mean[j], scale[j], typical[j], excess[j], robust)
     at, below, width = 0, 0, d
     for layer in range(sizes.size):
         h = sizes[layer]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 from sepsa.compiled.kernels import inlined
-from sepsa.stream.kernels.body import clip_bound
+from sepsa.stream.kernels.bounds import GAP_E, GROWTH_E, GROWTH_X, clip_bound, distance, follow_excess, is_far, stretch
+from sepsa.stream.kernels.bounds import HUGE as HUGE
 
 ROUNDING = 1e-12  # the relative distance from a constant within which a value equals it
 STEP = 0.05  # of the logarithm of a quantile
 FOLLOW_WEIGHT = 0.01  # share of a row in the typical weight
-HUGE = 1e100  # so that squares, and their weighted sums, stay finite
+FAR = 2.0  # plausible errors, beyond which an error is an outlier's
 
 
 @inlined
@@ -62,11 +63,12 @@ def follow_quantile(value, quantile, run, tau, step):
 
 @inlined
 def plausible_error(error, k):
-    """The largest plausible error of output k, from the quantiles (m, 3) of |error|; infinite before any error.
+    """The largest plausible error of output k; infinite before any error.
 
-    By the median alone, every error would be implausible where most targets are predicted exactly.
+    `error` (m, 4) has three quantiles of |error|, and the excess of errors beyond `FAR` times this one. By the median
+    alone, every error would be implausible where most targets are predicted exactly.
     """
-    size = max(error[k, 0], 0.25 * error[k, 1])
+    size = max(error[k, 0], 0.25 * error[k, 1]) * stretch(error[k, 3], GROWTH_E)
     return 4.5 * size if size > 0.0 else math.inf  # 3 standard deviations of a normal distribution
 
 
@@ -95,23 +97,26 @@ def plausible_weight(weight, usual):
 
 
 @inlined
-def follow_inputs(x, mean, scale, typical, typical_run):
-    """Update the typical distance of each input from its mean by a row; returns the row's weight.
+def follow_inputs(x, mean, scale, centre, typical, typical_run, excess):
+    """Update the typical distance of each input from its mean by a row, and its excess; returns the row's weight.
 
-    That is 1, or (bound/distance)² for the input that lies farthest beyond the bound at which it is clipped.
+    That is 1, or (bound/distance)² for the input that lies farthest beyond the bound at which it is clipped. A value
+    that equals the centre, as most values of a rare indicator do, does not say how far the others lie.
     """
     weight = 1.0
     for j in range(x.size):
-        if scale[j] > 0.0 and x[j] == x[j]:
-            z = abs(x[j] - mean[j]) * scale[j]
+        far = False
+        if scale[j] > 0.0 and x[j] == x[j] and x[j] != centre[j]:
+            z = abs(distance(x[j], mean[j], scale[j]))
             if z > 0.0:
-                bound = clip_bound(typical[j])
+                bound, far = clip_bound(typical[j], excess[j]), is_far(z, typical[j], excess[j])
                 if z > bound:
                     weight = min(weight, (bound / z) ** 2)
                 if typical[j] == 0.0:
                     typical[j] = min(z, 4.0)  # a first value may lie far away
                 else:
                     typical[j], typical_run[j] = follow_quantile(z, typical[j], typical_run[j], 0.5, STEP)
+        excess[j] = follow_excess(excess[j], far, GROWTH_X)
     return weight
 
 
@@ -127,11 +132,13 @@ def clip_to_range(out, bounds):
 
 @inlined
 def follow_errors(error, error_run, k, size, widen):
-    """Update the quantiles of |error| of output k by an error of this size, which for intervals is divided by `widen`.
+    """Update quantiles and excess of |error| of output k by an error of this size, for intervals divided by `widen`.
 
     The weights of rows depend on the first two, the intervals on the last, which moves faster.
     """
     levels = (0.5, 0.8, 0.9)
+    limit = FAR * plausible_error(error, k)
+    error[k, 3] = follow_excess(error[k, 3], limit < size < GAP_E * limit, GROWTH_E)
     for t in range(3):
         shown = size / widen if t == 2 else size
         step = 2.0 * STEP if t == 2 else STEP

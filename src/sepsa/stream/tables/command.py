@@ -239,9 +239,11 @@ class StreamRun:
             return self.left_out.exit_code(FAILED)
         if not rows:
             return code
+        share = model.bounded if isinstance(model, TableModel) else 0.0
+        bounded = f", {share:.2%} bounded as outliers" if share else ""
         since = "" if new == rows else f" ({new} now)"
         say(
-            f"{rows} rows{since}, {error_of(model)}, each predicted before it was learned{where}"
+            f"{rows} rows{since}, {error_of(model)}, each predicted before it was learned{bounded}{where}"
             f"; {new / max(seconds, 1e-9):,.0f} rows a second"
         )
         if code in (INTERRUPTED, TERMINATED):

@@ -105,6 +105,7 @@ def describe_model(model: TableModel, header: Header) -> dict[str, Any]:
         contents["classes"] = list(model.classes)
     if learner is not None:
         contents["effective samples"] = learner.engine.samples
+        contents["bounded rows"] = f"{model.bounded:.2%}"
         if not model.classify:
             contents["noise"] = float(np.sqrt(learner.noise_variance()[0]))
     return contents

@@ -95,6 +95,11 @@ class TableModel(TableOptions):
     def get_params(self) -> dict[str, Any]:
         return asdict(self) | asdict(self.reading)
 
+    @property
+    def bounded(self) -> float:
+        """The share of rows that were bounded as outliers."""
+        return 0.0 if self.learner is None else self.learner.engine.bounded
+
     def _new_learner(self, inputs: int, outputs: int) -> StreamLearner:
         return StreamLearner(
             inputs,
@@ -104,11 +109,12 @@ class TableModel(TableOptions):
             hidden=(64,),
             activation="fourier",
             lr=3e-3,
-            loss="huber",
+            loss=self.loss,
             skip=True,
             ridge=self.ridge,
             forgetting=self.forgetting,
             experts=self.body != "fourier",
+            tells=False,  # `_learn` does
         )
 
     # ------------------------------------------------------------------ learning
@@ -167,6 +173,9 @@ class TableModel(TableOptions):
         self.learner, before = learn_rows(
             self.learner, self._new_learner, X, Y, np.ones(rows), new_inputs, arrivals, learn=learn
         )
+        if said := self.learner.hardly_outliers:
+            cure = "if these numbers are right, and --na-values where one such as -9999 means a missing value"
+            warnings += self.inputs.said_once("bounded", f"{said}: give --loss squared {cure}")
         looked = [detail for row, detail in details.items() if kept[row]]
         if asked is not None and asked.intervals is not None:
             self._count_covered(asked.intervals, Y[kept, 0], np.array(looked).reshape(-1, 2))

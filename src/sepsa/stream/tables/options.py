@@ -66,6 +66,7 @@ class TableOptions:
         "auto", "1: all rows count alike; 0.999: about the last 1,000; auto: several, by their errors.", read=number
     )
     ridge: float | str = option(10.0, "How strongly the weights of the head are pulled to zero.", read=number)
+    loss: str = option("huber", "huber: implausible numbers are bounded; squared: all rows count fully.")
     seed: int = option(0, "Same rows and same seed, same numbers.", min=0)
     body: str = option(
         "experts", "experts: trees, neighbours and others beside the network; fourier: the network alone, faster."
