@@ -251,7 +251,7 @@ def test_without_evidence_the_ridge_stays():
     assert chosen(5.0, 100.0, 1e-300, 3.0) == 3.0 * evidence.MOST_CHANGE
 
 
-@pytest.mark.parametrize("chosen", [[0.0, 1.0], [1.0, 2.0], [1.0, 0.0], ["5", 1.0], [math.nan, 1.0], [1.0]])
+@pytest.mark.parametrize("chosen", [[0.0, 1.0], [1.0, math.inf], [1.0, 0.0], ["5", 1.0], [math.nan, 1.0], [1.0]])
 def test_a_damaged_choice_is_refused(chosen):
     solver = learned(*samples(20)[:2])
     before = copy.deepcopy(solver.state_dict())
@@ -351,6 +351,39 @@ def test_features_that_are_zero_at_first_start_when_they_come():
         assert float((linear(1e-10 * x) - other(x)).abs().max()) < 0.1
 
 
+def test_a_head_that_starts_after_zeros_is_ridge_regression():
+    """Also in its bias, which has learned before."""
+    x, y, _ = samples(6)
+    x[:3] = 0
+    linear = head()
+    start = weights(linear)
+    solver = batched(RLS(ridge="evidence").bind(linear), 1e-3 * x, y, batch=1)
+    assert solver.ridge_now < evidence.START
+    truth = ridge_regression(joined(1e-3 * x), y, solver._held.problem.ridge, start)
+    torch.testing.assert_close(weights(linear), truth, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_head_starts_once(bias):
+    """Not again where features that came one at a time left the curvature diagonal."""
+    x = torch.tensor([1.0, 1.0, 0.01, 1.0], dtype=torch.float64).diag()
+    y = torch.arange(4.0).double()[:, None]
+    linear = nn.Linear(4, 1, bias=bias).double()
+    start = join(linear)
+    solver = batched(RLS(ridge="evidence").bind(linear), x, y, batch=1)
+    Phi = joined(x) if bias else x
+    truth = ridge_regression(Phi, y, solver._held.problem.ridge, start)
+    torch.testing.assert_close(join(linear), truth, rtol=1e-9, atol=1e-9)
+
+
+def test_two_rows_of_large_weights_are_two_rows():
+    x, y, _ = samples(2)
+    solver = RLS(ridge="evidence").bind(head())
+    solver.update(x, y, torch.tensor([900.0, 1100.0]))
+    assert solver.ridge_now == evidence.START
+    assert solver.samples == 2000
+
+
 def test_a_refused_first_update_leaves_the_ridge_of_before():
     solver = RLS(ridge="evidence").bind(head())
     before = copy.deepcopy(solver.state_dict())
@@ -359,8 +392,8 @@ def test_a_refused_first_update_leaves_the_ridge_of_before():
     torch.testing.assert_close(solver.state_dict(), before, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("unit", [1e-9, 1e-3, 1.0 / 200])
-def test_small_weights_count_as_rows(unit):
+@pytest.mark.parametrize("unit", [1e-9, 1e-3, 1.0 / 200, 1e3])
+def test_weights_count_as_rows_whatever_their_unit(unit):
     """Normalized sample weights, as of a table of 200 rows, change neither when the ridge is chosen nor the head."""
     x, y, _ = samples(200)
     weight = torch.rand(200, dtype=torch.float64)
@@ -369,7 +402,7 @@ def test_small_weights_count_as_rows(unit):
     assert 0.5 < other.ridge_now / unit / one.ridge_now < 2  # both change by a factor of two, from another start
     with torch.no_grad():
         error = float((one.linear(x) - other.linear(x)).abs().max() / y.abs().max())
-    assert error < 0.005
+    assert error < 0.02
 
 
 @pytest.mark.parametrize("unit", [1e-9, 1.0, 1e6])

@@ -404,7 +404,7 @@ class RLS(OwnsHead):
                 nonlocal learned
                 if int(backend.counters[STEPS]) == steps:  # else an interrupt came after it
                     if start is not None:
-                        self._start_ridge(evidence.first_ridge(features, sample_weight))
+                        self._start_ridge(evidence.first_ridge(features, sample_weight, self._initial.dtype))
                     learned = backend.learn(*given)
                     if not learned and start is not None:
                         self.rollback(start)
@@ -428,19 +428,21 @@ class RLS(OwnsHead):
         linear, prior, _ = self._held.problem
         state, counters = self._held.backend.read()
         choice, each = self._choice._replace(ridge=ridge), self._ridges(linear, ridge)
-        fresh, bias = counters[STEPS] == 0, linear.bias is not None
-        found = least_squares.start(prior, each) if fresh else evidence.started(state, prior, each, bias)
+        state = state._replace(W=follow(linear, state.W))
+        if counters[STEPS] == 0:
+            found: LeastSquaresState | None = least_squares.start(prior, each)._replace(W=state.W)
+        else:
+            found = evidence.started(state, prior, each, linear.bias is not None)
         if found is not None:
-            W = follow(linear, state.W if fresh else found.W)
-            self._take(found._replace(W=W), without_pending(counters), choice)
+            self._take(found, without_pending(counters), choice)
 
     def _count_weights(self, unit: float, sample_weight: Tensor | None, known: float, rows: int) -> None:
-        """Note how much sample weights below 1 count; `unit` was noted for samples before, of weight `known`."""
+        """Note the unit of sample weights; `unit` was noted for samples before, of weight `known`."""
         omega = torch.ones(rows) if sample_weight is None else sample_weight.detach()
         total = known + float(omega.double().sum())
         if total > 0:
             squares = known * unit + float(omega.double().square().sum())
-            self._choice = self._choice._replace(unit=min(squares / total, 1.0))
+            self._choice = self._choice._replace(unit=squares / total)
 
     def _choose_ridge(self, earlier: int, lam: float) -> None:
         """Take the ridge and the prior of the largest evidence where that is due, after update number `earlier`."""
@@ -532,7 +534,7 @@ class RLS(OwnsHead):
                     learned.features[:, : linear.in_features]
                     * (learned.unit * len(learned.features) / learned.samples) ** 0.5
                 )
-                self._start_ridge(evidence.first_ridge(x, None))
+                self._start_ridge(evidence.first_ridge(x, None, x.dtype))
                 state = self._read()[0]
             new = delta.learn(state, learned, prior, ridge, linear.weight.dtype)
         except BaseException:
@@ -543,7 +545,7 @@ class RLS(OwnsHead):
             unit, total = self._choice.unit, seen + learned.samples
             if total > 0:
                 squares = seen * unit + learned.samples * learned.unit
-                self._choice = self._choice._replace(unit=min(squares / total, 1.0))
+                self._choice = self._choice._replace(unit=squares / total)
             self._choose_ridge(int(steps), 1.0)
 
     def _at_bind(self) -> Problem:
@@ -589,7 +591,7 @@ class RLS(OwnsHead):
         if captured is None or self._held.backend is not captured:
             raise RuntimeError("update_captured needs prepare_capture() first")
         if self._may_start(captured.updates) and not (features.is_cuda and torch.cuda.is_current_stream_capturing()):
-            self._start_ridge(evidence.first_ridge(features, None))
+            self._start_ridge(evidence.first_ridge(features, None, self._initial.dtype))
         return captured.update(features, targets)
 
     def replays(self, rows: int) -> int | None:

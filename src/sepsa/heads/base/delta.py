@@ -39,7 +39,7 @@ class Delta(Saves):
         steps: Number of updates.
         prior: Weights (m, p) from which the head started.
         ridge: Ridge (p,) of each coordinate.
-        unit: What sample weights below 1 count: their squares over their sum; 1 without weights.
+        unit: The squares of the samples' weights over their sum; 1 without weights.
 
     Examples:
         >>> import copy, torch
@@ -78,7 +78,7 @@ class Delta(Saves):
             raise state.damaged("energy", "at least 0 and the ridge above", [self.energy.tolist(), self.ridge.tolist()])
         state.number("samples", 0.0)
         state.integer("steps", 0, MOST_STEPS)
-        if not state.number("unit", 0.0, 1.0) > 0:
+        if not state.number("unit", 0.0) > 0:
             raise state.damaged("unit", "above 0", self.unit)
 
     def get_params(self) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def since(
             squares -= float(then[SAMPLES]) * (settings.by_evidence or (0.0, 1.0))[1]
         if chosen:
             before = before if then[STEPS] else start(about, now.ridge_left)
-            unit = min(squares / samples, 1.0) if samples > 0 and squares > 0 else 1.0
+            unit = squares / samples if samples > 0 and squares > 0 else 1.0
     rows = difference(before, now, lost)
     if samples < 0 or steps < 0:
         raise ValueError(

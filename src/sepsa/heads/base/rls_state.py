@@ -59,7 +59,7 @@ def read_root(
     each, by_evidence = state["ridges"], None
     if isinstance(each, (list, tuple)) and len(each) == 4:
         with named(state.path("ridges")):
-            by_evidence = in_range("noise_factor", each[2], 0.0, math.inf), in_range("unit", each[3], 0.0, 1.0)
+            by_evidence = in_range("noise_factor", each[2], 0.0, math.inf), in_range("unit", each[3], 0.0, math.inf)
         each = each[:2]
     both = read_ridges("state_dict['ridges']", each)
     with named(state.path("forgetting")):

@@ -42,7 +42,6 @@ LEAST, MOST = 1e-4, 1e6  # times the smallest and the largest variance of a feat
 ROUNDING = 1e-12  # a variance below this share of the mean square is rounding
 EXACT = 1e-12  # residuals below this share of the variance of their targets are rounding
 LEAST_KNOWN = 1e-6  # share of the initial weights in directions that the samples determine, to choose their scale
-LEAST_START = 1e-18  # the least ridge to start with, which has an inverse in float32
 LEAST_FREEDOM = 0.01  # of the samples, where the weights interpolate them
 
 
@@ -51,14 +50,14 @@ class Choice(NamedTuple):
 
     ridge: float
     scale: Tensor  # (m, 1): s, by which the prior of an output is its initial weights
-    unit: float = 1.0  # Σ w² / Σ w of sample weights below 1, so that samples count as many as there are
+    unit: float = 1.0  # Σ w² / Σ w of sample weights, so that samples of one weight count as many as there are
 
 
 class Evidence(NamedTuple):
     """What a state says about its ridge, with each output in units of the variance of its target."""
 
     determined: float  # γ
-    residual: float  # RSS/V, a mean over the outputs
+    residual: float  # RSS/V, a mean over the outputs; 0 where it is rounding
     weights: float  # |W - t W₀|²/V without the bias, likewise
     freedom: float  # n - r (γ + 1)
     scale: Tensor  # (m, 1): s* in [0, 1], or the present one where the samples do not tell
@@ -114,7 +113,9 @@ def evidence_of(
     share = varies / torch.where(varies, V, 1) / varies.sum().clamp(min=1)
     sums = determined, (share * residual).sum(), (share * distance[:, :k]).sum(), freedom
     gamma, unexplained, weights, left_over = torch.stack(sums).tolist()
-    return Evidence(gamma, unexplained, weights, left_over, torch.where(told, best.clamp(0, 1), scale))
+    exact = unexplained < max(EXACT, 8 * torch.finfo(V.dtype).eps)
+    scale = torch.where(told, best.clamp(0, 1), scale)
+    return Evidence(gamma, 0.0 if exact else unexplained, weights, left_over, scale)
 
 
 def sums_of_squares(
@@ -155,7 +156,7 @@ def mean_weight(lam: float, steps: int) -> float:
 
 def best_ridge(found: Evidence, ridge: float, variances: Callable[[], tuple[float, float]]) -> float:
     """ridge* within its bounds, or the present one where that is within a factor of two or the samples do not tell."""
-    if not (found.weights > 0 and found.residual > EXACT):
+    if not (found.weights > 0 and found.residual > 0):
         return ridge
     best = max(found.determined, 0.0) * found.residual / (found.freedom * found.weights)
     if is_near(best, ridge):
@@ -189,12 +190,12 @@ def best_choice(
     return choice._replace(ridge=choice.ridge if best == ridge else kappa * best, scale=scale)
 
 
-def first_ridge(features: Tensor, weight: Tensor | None) -> float:
-    """The ridge with which a head starts that learns these features (..., k) first."""
+def first_ridge(features: Tensor, weight: Tensor | None, dtype: torch.dtype) -> float:
+    """The ridge with which a head in this dtype starts that learns these features (..., k) first."""
     x = features.detach().reshape(-1, features.shape[-1])
     x = (x if x.device.type == "mps" else x.double()).square()
     mean = float(x.mean() if weight is None else (x * weight.detach().reshape(-1, 1)).mean())
-    return min(START, max(START_SQUARES * mean, LEAST_START)) if mean > 0 else START
+    return min(START, max(START_SQUARES * mean, torch.finfo(dtype).tiny ** 0.5)) if mean > 0 else START
 
 
 def ridge_of_bias(given: BiasRidge, ridge: float, dtype: torch.dtype) -> BiasRidge:
@@ -206,7 +207,8 @@ def started(state: LeastSquaresState, prior: Tensor, ridge: Tensor, bias: bool) 
     """The state with another ridge (p,), however much smaller; None: a feature was other than 0 before."""
     T, left = square_root(state).clone(), state.ridge_left.clone()
     k = len(T) - bias
-    if int(T[:, :k].count_nonzero()) > k:
+    known = 1 - left * T.square().sum(0)  # of each coordinate
+    if bool((known[:k] > torch.finfo(T.dtype).eps ** 0.5).any()):
         return None
     T[:, :k] *= (left[:k] / ridge[:k]).sqrt()
     left[:k] = ridge[:k]
