@@ -381,12 +381,12 @@ def test_a_damaged_state_is_refused_by_its_name_and_changes_nothing():
     model = SepSAForecaster(4, every=4, seasons=(12,)).update(y[:50])
     good = model.state_dict()
     blocks_of = good["model"]
+    kept, few = blocks_of["kept"], blocks_of["kept"].copy()
+    few[..., 1] *= -5.0  # numbers of values
     wrong = {
         "place": [blocks_of["place"][:4], [*blocks_of["place"][:4], 2, 0], [0, -1, *blocks_of["place"][2:]], [0] * 8],
-        "Y": [blocks_of["Y"][:, :, :3], np.full_like(blocks_of["Y"], 1e300), blocks_of["Y"][:, :0]],
-        "E": [blocks_of["E"][1:], None],
+        "kept": [kept[:, :, :3], np.full_like(kept, 1e300), kept[:, :0], few, kept[1:], None],
         "residuals": [blocks_of["residuals"][:, :, :1], np.zeros((999, 1, 4))],
-        "count": [-1.0 - blocks_of["count"], "text"],
         "seen": [np.zeros(2), np.full((2, 1), 0.5)],
         "missed": [blocks_of["missed"][:1], np.full_like(blocks_of["missed"], np.nan)],
         "learner": [None, {}, SepSARegressor(random_state=0).partial_fit(X[:5], y[:5]).state_dict()],

@@ -60,15 +60,14 @@ class BlockHistory:
         start: int,
         lags: int | str,
         seasons: Sequence[float] | str,
-        ahead: bool,
         seed: int,
         clock: Clock,
     ) -> None:
         self.settings, self.every, self.start = settings, every, start
-        self.lags, self.seasons, self.ahead, self.seed = lags, seasons, ahead, seed
+        self.lags, self.seasons, self.ahead, self.seed = lags, seasons, settings.known_ahead, seed
         self.dated, self.zone = clock.dated, clock.zone
         self.grid: Grid | None = None  # that of the clock at the last row
-        self.first: list[tuple[int, Floats, Floats]] = []  # points and values of rows that the clock may place anew
+        self.first: list[tuple[int, Floats]] = []  # points, values and inputs of rows that the clock may place anew
         self.found: list[tuple[int, int, str]] = []  # series, point of the last row, and what is strange there
         self._reset()
 
@@ -82,15 +81,28 @@ class BlockHistory:
         self.dropped = 0  # values that were implausible
         self.plan: BlockPlan | None = None
         self.newest, self.closed = 0, False  # the number of the last block kept, and whether it is complete
-        self.Y: Floats = np.empty((0, self.every, m))
-        self.E: Floats = np.empty((0, self.every, q))
-        self.count: Floats = np.empty((0, self.every, m))  # values that a slot is the mean of; -1: it was dropped
+        self.kept: Floats = np.empty((0, self.every, 2 * m + q))  # of the last blocks
         self.seen: Floats = np.full(m, np.nan)  # the last value of each series
         self.residuals: Floats = np.empty((0, m, H))  # of the last forecasts, after those assumed by `fit`
         self.assumed = 0
         self.missed: Floats = np.zeros((0, 2, m, H))  # recent sums of errors and of their weights, by forecast
         self.learner: SepSARegressor | None = None
         self.table: list[tuple[Floats, Floats]] = []  # rows and targets that `fit` has collected
+
+    @property
+    def Y(self) -> Floats:
+        """The values of the last blocks."""
+        return self.kept[..., : self.settings.series]
+
+    @property
+    def count(self) -> Floats:
+        """How many values each of these is the mean of; -1: it was dropped."""
+        return self.kept[..., self.settings.series :][..., : self.settings.series]
+
+    @property
+    def E(self) -> Floats:
+        """The exogenous inputs of the last blocks."""
+        return self.kept[..., 2 * self.settings.series :]
 
     @property
     def model(self) -> BlockHistory | None:
@@ -106,7 +118,7 @@ class BlockHistory:
         """A copy that learns rows for this purpose and collects what is strange in them; this object stays as it is."""
         other = copy(self)
         other.purpose, other.first, other.found = purpose, self.first.copy(), []
-        other.Y, other.E, other.count, other.seen = (one.copy() for one in (self.Y, self.E, self.count, self.seen))
+        other.kept, other.seen = self.kept.copy(), self.seen.copy()
         if self.learner is not None:
             other.learner = shared(self.learner)
         return other
@@ -139,7 +151,7 @@ class BlockHistory:
         points = self.point + np.cumsum(np.array(gaps, np.int64) + 1)
         numbers, following = self._numbers(points), self._numbers(points + 1)
         if len(self.first) < SETTLED and self.rows < HISTORY:
-            self.first += zip(points.tolist(), Y.copy(), E.copy(), strict=True)
+            self.first += zip(points.tolist(), np.hstack([Y, E]), strict=True)
         m, H = self.settings.series, self.settings.horizon
         made = np.full((len(Y), m, H), np.nan)
         quantiles = np.full((len(Y) if intervals else 0, KNOWN, m, H), np.nan)
@@ -195,10 +207,10 @@ class BlockHistory:
             kept = len(self.Y) if self.plan is None else self.plan.kept - 1
             gone = block - self.newest > max(kept, 1)  # no block that is kept will be used
             self.newest, self.closed = block if gone else self.newest + 1, False
-            for name in ("Y", "E", "count"):
-                old = getattr(self, name)
-                new = np.full((1, *old.shape[1:]), 0.0 if name == "count" else np.nan)
-                setattr(self, name, np.concatenate([old[max(len(old) - kept, 0) if not gone else len(old) :], new]))
+            n = len(self.kept)
+            new = np.full((1, *self.kept.shape[1:]), np.nan)
+            self.kept = np.concatenate([self.kept[n if gone else max(n - kept, 0) :], new])
+            self.count[-1] = 0.0
 
     def _before(self, block: int, array: Floats) -> Floats:
         """The blocks of an array that a row of this block is made of, the latest last; NaN where there is none."""
@@ -346,7 +358,7 @@ class BlockHistory:
         self.purpose = "fit" if purpose == "fit" else "learn"
         at = last - int(points[-1]) + points
         self.point = int(at[0]) - 1
-        Y, E = (np.array(part) for part in list(zip(*first, strict=True))[1:])
+        Y, E = np.split(np.array([row for _, row in first]), [self.settings.series], 1)
         self.learn_spaced(Y, E, (np.diff(at, prepend=self.point) - 1).tolist(), False, False)
         self.purpose, self.found[:] = purpose, found
 
@@ -450,20 +462,19 @@ class BlockHistory:
     def state_dict(self, settled: bool) -> dict[str, Any]:
         """The state as plain data, with the entries of `History.state_dict`."""
         first = [] if settled else self.first
-        m, q = self.settings.series, self.settings.exogenous
+        width = self.settings.series + self.settings.exogenous
         model = {
             "place": [int(getattr(self, name)) for name in PLACE],
             "dropped": self.dropped,
             "start": self.start,
-            **{name: packed(getattr(self, name)) for name in ("Y", "E", "seen")},
-            **{name: getattr(self, name).copy() for name in ("count", "residuals", "missed")},
+            **{name: packed(getattr(self, name)) for name in ("kept", "seen")},
+            **{name: getattr(self, name).copy() for name in ("residuals", "missed")},
             "learner": None if self.learner is None else self.learner.state_dict(),
         }
         return {
             "first": {
-                "Y": packed(np.array([y for _, y, _ in first]).reshape(len(first), m)),
-                "E": packed(np.array([e for _, _, e in first]).reshape(len(first), q)),
-                "points": [point for point, _, _ in first],
+                "rows": packed(np.array([row for _, row in first]).reshape(len(first), width)),
+                "points": [point for point, _ in first],
             },
             "skipped": [],
             "lags": 0 if self.plan is None else self.plan.kept,
@@ -481,19 +492,17 @@ class BlockHistory:
                 plan = self._follow_plan(self._plan_of(check_seasons(new.items("seasons").numbers())))
             if plan.kept != new.integer("lags"):
                 raise new.damaged("lags", f"{plan.kept} blocks", new["lags"])
-        keys = {"place", "dropped", "start", "Y", "E", "count", "seen", "residuals", "missed", "learner"}
+        keys = {"place", "dropped", "start", "kept", "seen", "residuals", "missed", "learner"}
         model = schema.read(new.path("model"), new["model"], keys)
         self.dropped = model.integer("dropped")
         model.equal("start", self.start)
         place = model.items("place", len(PLACE))
         for i, (name, ends) in enumerate(PLACE.items()):
             setattr(self, name, place.integer(i, *ends))
-        self.Y = unpacked(model, "Y", (None, self.every, m))
-        n, most = len(self.Y), None if self.plan is None else self.plan.kept
-        if not 0 < n <= (most or n):
-            raise model.damaged("Y", f"1 to {most} blocks", n)
-        self.E, self.seen = unpacked(model, "E", (n, self.every, q)), unpacked(model, "seen", (m,))
-        self.count = model.array("count", self.Y.shape, low=-1.0)
+        self.kept, self.seen = unpacked(model, "kept", (None, self.every, 2 * m + q)), unpacked(model, "seen", (m,))
+        n, most = len(self.kept), None if self.plan is None else self.plan.kept
+        if not 0 < n <= (most or n) or not (self.count >= -1).all():
+            raise model.damaged("kept", f"1 to {most} blocks, and numbers of values", n)
         self.residuals = model.array("residuals", (None, m, self.settings.horizon))
         self.missed = model.array("missed", self.missed.shape, low=0.0)
         if not self.assumed <= len(self.residuals) <= ERRORS:
@@ -517,14 +526,13 @@ class BlockHistory:
 
     def _load_first(self, new: schema.Entries, points: int) -> None:
         """Load the first rows, which the clock may place anew."""
-        m, q = self.settings.series, self.settings.exogenous
-        first = new.entries("first", {"Y", "E", "points"})
+        first = new.entries("first", {"rows", "points"})
         at = first.items("points")
         known = [at.integer(i, -(2**48), 2**48) for i in range(len(at))]
-        Y, E = (unpacked(first, name, (len(known), k)) for name, k in (("Y", m), ("E", q)))
+        rows = unpacked(first, "rows", (len(known), self.settings.series + self.settings.exogenous))
         if len(known) != points or np.diff(known).min(initial=1) < 1:
             raise first.damaged("points", f"those of {points} rows", len(known))
-        self.first = list(zip(known, Y, E, strict=True))
+        self.first = list(zip(known, rows, strict=True))
 
 
 def shared(learner: SepSARegressor) -> SepSARegressor:

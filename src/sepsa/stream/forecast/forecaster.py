@@ -170,7 +170,6 @@ class SepSAForecaster(Saves):
             self.start,
             self.lags,
             self.seasons,
-            self.known_ahead,
             self.seed,
             self._clock,
         )
