@@ -304,21 +304,19 @@ def count_update(counters, lam, samples, cursor, pending, growth):
 
 
 @called
-def learn(part, block, weight, bias, samples, lam_error):
+def learn(part, block, weight, bias, samples, lam):
     """Learn the rows Φ (n, p), Y (n, m), already scaled by the roots of their weights, which sum to `samples`.
 
-    `block` is Φ, Y and buffers for F and E; `weight` and `bias` are the head's own. `lam_error` has the forgetting, and
-    gets the sum of the squared errors before.
+    `block` is Φ, Y and buffers for F and E; `weight` and `bias` are the head's own.
     """
     Phi, Y, F, E = block
-    (n, p), m, lam = Phi.shape, Y.shape[1], lam_error[0]
+    (n, p), m = Phi.shape, Y.shape[1]
     count = restored_count(p, lam)
     T, W, H, C, D, scratch, prior = part.T, part.W, part.H, part.C, part.D, part.rows, part.prior
     energy, left, counters, ridge = part.energy[0], part.left[0], part.counters[0], part.ridge[0]
     new_T, new_W, new_energy, new_left = part.Z[:p], part.Z[p:], scratch[3, :m], scratch[4, :p]
     follow(W, weight, bias, new_W)
     size, error = whiten(T, new_W, Phi, Y, F, E)
-    lam_error[1] = error
     if not size + error < np.inf:
         return NOT_FINITE
     if size > PRODUCT_LIMIT:
@@ -365,45 +363,38 @@ def learn(part, block, weight, bias, samples, lam_error):
     return LEARNED
 
 
-# What a call gets: the addresses of its own numbers, of the heads, of λ and errors, of the rows, and of features and
-# targets or 0; the rows, and the outputs and inputs of a head; the sum of the rows' weights.
-CALL = struct.Struct("9qd")
+# What a call gets: the addresses of its own numbers, of the head's memory, weight, and bias or 0, of the rows, and of
+# features and targets or 0; the outputs and inputs of the head; the sum of the rows' weights, and λ.
+CALL = struct.Struct("9q2d")
 
 
 @called
-def learn_heads(model, count, dtype):
-    """Let one head after the other, whose weights have this dtype, learn the same rows; returns the worst outcome.
+def learn_rows(model, n, dtype):
+    """Let a head whose weights have this dtype learn n rows; returns the outcome.
 
-    Of each head there are the addresses of its memory, its weight, and its bias or 0, and a place for its outcome; its
-    forgetting, and a place for the sum of its squared errors before it learns the rows. Features and targets in this
-    dtype, of which the rows are made, lie at the addresses x and y, or are 0.
+    Features and targets in this dtype, of which the rows are made, lie at the addresses x and y, or are 0.
     """
-    x, y, n, m, k = model[4], model[5], model[6], model[7], model[8]
-    heads, lam_error = array_at(model[1], (count, 4), np.int64), array_at(model[2], (count, 2), np.float64)
-    samples = array_at(model[0] + 72, (1,), np.float64)[0]
-    p = k + (1 if heads[0, 2] else 0)
-    own_shapes, (of_Phi, of_Y, of_F, of_E), worst = shapes(p, m), block_shapes(n, p, m), LEARNED
-    Phi = array_at(model[3], of_Phi, np.float64)
-    Y = array_at(model[3] + 8 * n * p, of_Y, np.float64)
-    F = array_at(model[3] + 8 * n * (p + m), of_F, np.float64)
-    E = array_at(model[3] + 8 * n * (2 * p + m), of_E, np.float64)
+    x, y, m, k = model[5], model[6], model[7], model[8]
+    numbers = array_at(model[0] + 72, (2,), np.float64)
+    p = k + (1 if model[3] else 0)
+    of_Phi, of_Y, of_F, of_E = block_shapes(n, p, m)
+    Phi = array_at(model[4], of_Phi, np.float64)
+    Y = array_at(model[4] + 8 * n * p, of_Y, np.float64)
+    F = array_at(model[4] + 8 * n * (p + m), of_F, np.float64)
+    E = array_at(model[4] + 8 * n * (2 * p + m), of_E, np.float64)
     if x:
         read_rows(array_at(x, (n, k), dtype), array_at(y, (n, m), dtype), Phi, Y)
-    for j in range(count):
-        part = matrices_at(heads[j, 0], own_shapes)
-        own, bias = array_at(heads[j, 1], (m, k), dtype), array_at(heads[j, 2], (m if p > k else 0,), dtype)
-        heads[j, 3] = learn(part, (Phi, Y, F, E), own, bias, samples, lam_error[j])
-        worst = max(worst, heads[j, 3])
-    return worst
+    weight, bias = array_at(model[2], (m, k), dtype), array_at(model[3], (m if p > k else 0,), dtype)
+    return learn(matrices_at(model[1], shapes(p, m)), (Phi, Y, F, E), weight, bias, numbers[0], numbers[1])
 
 
 @kernel
-def update_float32(model, count):
-    """Let heads in float32 learn the same rows."""
-    return learn_heads(model, count, np.float32)
+def update_float32(model, n):
+    """Let a head in float32 learn n rows."""
+    return learn_rows(model, n, np.float32)
 
 
 @kernel
-def update_float64(model, count):
-    """Let heads in float64 learn the same rows."""
-    return learn_heads(model, count, np.float64)
+def update_float64(model, n):
+    """Let a head in float64 learn n rows."""
+    return learn_rows(model, n, np.float64)

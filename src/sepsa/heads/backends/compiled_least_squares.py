@@ -59,22 +59,6 @@ class Snapshot:
         yield torch.from_numpy(np.column_stack([self.weight, self.bias.reshape(m, -1)]))
 
 
-class Call:
-    """A call of the kernel for heads of one shape, and what it gets."""
-
-    def __init__(self, dtype: torch.dtype, outputs: int, inputs: int, heads: Any, lam_error: Any) -> None:
-        self.kernel, self.count = KERNEL(code.address(UPDATES[dtype])), len(heads)
-        self.given: Any = np.zeros(least_squares.CALL.size // 8, np.int64)
-        self.sizes = outputs, inputs
-        self.arrays = heads, lam_error  # whose addresses it has
-        self.first = self.given.ctypes.data, heads.ctypes.data, lam_error.ctypes.data
-
-    def __call__(self, block: Block, x: int, y: int, total: float) -> int:
-        """Learn the rows of a block, or those at the addresses x and y, whose weights sum to `total`."""
-        PACK(self.given, 0, *self.first, block.address, x, y, block.rows, *self.sizes, total)
-        return int(self.kernel(self.first[0], self.count))
-
-
 class CompiledBackend(TorchBackend):
     """The state of a head in one array, of which its tensors are views, and memory for the rows of an update."""
 
@@ -94,9 +78,10 @@ class CompiledBackend(TorchBackend):
         self.weight = weight.numpy()
         self.bias = np.zeros(0, self.weight.dtype) if bias is None else bias.detach().numpy()
         self.dtype = weight.dtype
-        addresses = memory.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), LEARNED
-        self.heads, self.lam_error = np.array([addresses], np.int64), np.ones((1, 2))  # as the kernel takes them
-        self._call = Call(self.dtype, self.outputs, self.k, self.heads, self.lam_error)
+        self._call: Any = np.zeros(least_squares.CALL.size // 8, np.int64)
+        self._kernel = KERNEL(code.address(UPDATES[self.dtype]))
+        of_head = memory.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr()
+        self._addresses = self._call.ctypes.data, *of_head
         self._blocks: dict[int, Block] = {}  # by their rows
         self.load(state, counters)
         self.version = weight[:0]  # which shares the counter by which autograd notices changes
@@ -115,9 +100,12 @@ class CompiledBackend(TorchBackend):
     ) -> bool:
         """Learn samples in one compiled call; those too large for its products by torch."""
         block, x, y, total = self.given(features, targets, sample_weight, plain)
-        self.lam_error[0, 0] = forgetting
+        PACK(self._call, 0, *self._addresses, block.address, x, y, self.outputs, self.k, total, forgetting)
         increment_version(self.version)  # the kernel writes where autograd does not see it
-        return self._after(self._call(block, x, y, total), block, total, forgetting)
+        outcome = self._kernel(self._addresses[0], block.rows)
+        if outcome == TOO_LARGE:
+            return self.learn_rows(block.Phi, block.Y, total, forgetting)
+        return bool(outcome == LEARNED)
 
     def given(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, plain: bool = False) -> Rows:
         """The rows of samples, which the kernel reads where they are if they are plain."""
@@ -143,12 +131,6 @@ class CompiledBackend(TorchBackend):
             and targets.is_contiguous()
             and not (features.is_neg() or targets.is_neg() or torch.is_inference_mode_enabled())
         )
-
-    def _after(self, outcome: int, block: Block, total: float, forgetting: float) -> bool:
-        """Whether samples were learned; what was too large for the kernel is learned now."""
-        if outcome == TOO_LARGE:
-            return self.learn_rows(block.Phi, block.Y, total, forgetting)
-        return outcome == LEARNED
 
     def _block(self, n: int) -> Block:
         m, p = self.state.W.shape

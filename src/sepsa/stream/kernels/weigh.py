@@ -5,8 +5,7 @@ Every learner of streams keeps a discounted loss L_c of each candidate c and wei
     w_c ∝ (L_c/min L)^(-strength) · exp(-prior_c),
 
 the posterior of candidates under normal errors of unknown variance, where `strength` is half of the rows that count.
-`sepsa.candidates` has this for one candidate, and `exceeds` for those who follow a single leader instead, as a
-self-tuning head does: its members' weights cannot be mixed, because each has a curvature of its own.
+`sepsa.candidates` has this for one candidate, and `exceeds` for those who follow a single leader instead.
 """
 
 from __future__ import annotations
