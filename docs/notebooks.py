@@ -39,9 +39,10 @@ PROGRAM = re.compile(
 FIGURE = re.compile(r"savefig\(\"([\w-]+\.png)\"")
 DATA = re.compile(r"np\.load\(\"([\w-]+\.npz)\"")
 NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
-# Lines of the shell that appear on slow or busy machines only.
+# Lines of the shell that appear on slow machines, or where kernels are not built, only.
 SLOW = re.compile(
-    r"^(sepsa: compiling |[\d,]+ rows, ([\d,]+ a second|\d+%, )).*\n", re.MULTILINE
+    r"^(sepsa: .* numba compiles |[\d,]+ rows, ([\d,]+ a second|\d+%, )).*\n",
+    re.MULTILINE,
 )
 CLOSE = 0.1  # relative difference of two printed numbers that versions and processors may cause
 
