@@ -376,6 +376,29 @@ def test_a_head_starts_once(bias):
     torch.testing.assert_close(join(linear), truth, rtol=1e-9, atol=1e-9)
 
 
+def test_a_head_starts_with_the_first_row_that_counts():
+    x, y, _ = samples(20)
+    solver, other = (RLS(ridge="evidence").bind(head()) for _ in range(2))
+    solver.update(x[:1], y[:1], torch.zeros(1))
+    for one in (solver, other):
+        one.update(1e-10 * x[1:], y[1:])
+    torch.testing.assert_close(weights(solver.linear), weights(other.linear), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("batch", [1, 10])
+def test_small_features_with_an_offset_keep_their_digits(batch):
+    x, y, _ = samples(100, offset=1e4, unit=1e-7)
+    linear = head()
+    start = weights(linear)
+    solver = batched(RLS(ridge="evidence").bind(linear), x, y, batch=batch)
+    scale = solver._choice.scale
+    truth = ridge_regression(joined(x - x.mean(0)), y, solver._held.problem.ridge, scale * start)  # but for the bias
+    with torch.no_grad():
+        found = linear(x) - linear(x).mean(0)
+    truth = (x - x.mean(0)) @ truth[:, :K].T
+    assert float((found - truth).abs().max() / y.abs().max()) < 1e-3  # of the ridge of the bias
+
+
 def test_two_rows_of_large_weights_are_two_rows():
     x, y, _ = samples(2)
     solver = RLS(ridge="evidence").bind(head())

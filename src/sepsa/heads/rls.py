@@ -50,7 +50,7 @@ class RLS(OwnsHead):
     Args:
         ridge: Strength of the pull towards the initial weights; 1 has the weight of one sample of unit features.
             "evidence": chosen after 1, 2, 4, 8, ... updates, from 8 samples on, and four times in the memory of a head
-            that forgets, at most once in 32 updates. It starts at 10, or at 1,000 times the mean square of the first
+            that forgets, at most once in 32 updates. It starts at 10, or at 1,000 times the variance of the first
             features where that is less, and stays between 1e-4 times the smallest and 1e6 times the largest variance
             of a feature.
         forgetting: Factor in (0, 1] on the weight of earlier samples, once per update; below 1 the head follows changes
@@ -429,7 +429,7 @@ class RLS(OwnsHead):
         state, counters = self._held.backend.read()
         choice, each = self._choice._replace(ridge=ridge), self._ridges(linear, ridge)
         state = state._replace(W=follow(linear, state.W))
-        if counters[STEPS] == 0:
+        if counters[SAMPLES] == 0:
             found: LeastSquaresState | None = least_squares.start(prior, each)._replace(W=state.W)
         else:
             found = evidence.started(state, prior, each, linear.bias is not None)

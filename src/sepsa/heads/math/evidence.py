@@ -30,7 +30,7 @@ from sepsa.heads.math.least_squares import LeastSquaresState, identity, square_r
 from sepsa.heads.math.ridge import BiasRidge, bias_bounds
 
 START = 10.0  # the ridge before the first choice,
-START_SQUARES = 1000.0  # or this many times the mean square of the first features, where that is less
+START_SQUARES = 1000.0  # or this many times the variance of the first features, or the square of one row, if less
 FIRST = 8  # samples before which nothing is chosen
 CHECKS, LEAST_INTERVAL = 4, 32  # looks in the time that a head remembers, once it forgets; updates between them
 FACTOR = 2.0  # by which the best ridge must differ, so that the head changes its own
@@ -193,8 +193,11 @@ def best_choice(
 def first_ridge(features: Tensor, weight: Tensor | None, dtype: torch.dtype) -> float:
     """The ridge with which a head in this dtype starts that learns these features (..., k) first."""
     x = features.detach().reshape(-1, features.shape[-1])
-    x = (x if x.device.type == "mps" else x.double()).square()
-    mean = float(x.mean() if weight is None else (x * weight.detach().reshape(-1, 1)).mean())
+    x = x if x.device.type == "mps" else x.double()
+    square = float(x.square().mean())
+    variance = float(x.var(0).mean()) if len(x) > 1 else 0.0
+    # Beside a large offset, in whose square a variance loses its digits, the variance counts.
+    mean = (variance if variance > ROUNDING * square else square) * (1.0 if weight is None else float(weight.mean()))
     return min(START, max(START_SQUARES * mean, torch.finfo(dtype).tiny ** 0.5)) if mean > 0 else START
 
 
