@@ -132,7 +132,8 @@ def check_rows(
     if targets is None:
         return
     refuse_inference_mode("learn")
-    if len(shape) > 1 and isinstance(targets, Tensor) and targets.ndim and targets.shape[0] != shape[0]:
+    dense = isinstance(targets, Tensor) and not targets.is_nested  # a nested tensor has no shape
+    if len(shape) > 1 and dense and targets.ndim and targets.shape[0] != shape[0]:
         raise ValueError(f"targets must have {shape[0]} rows, as the features, got shape {tuple(targets.shape)}")
     if is_integer(targets) and targets.shape in (shape[:-1], (*shape[:-1], 1)):
         raise TypeError(
