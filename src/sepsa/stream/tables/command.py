@@ -29,7 +29,7 @@ from sepsa.stream.columns.cells import read_cell
 from sepsa.stream.tables.cells import RowBlock, TableError, TableReader
 from sepsa.stream.tables.formats import open_table
 from sepsa.stream.tables.inspection import column_names, load_model, spelled, write_report
-from sepsa.stream.tables.model import BlockResult, Details, TableModel, at_rows
+from sepsa.stream.tables.model import BlockResult, Details, TableModel
 from sepsa.stream.tables.options import NO_TARGET, DetailOptions, RunOptions
 from sepsa.stream.tables.output import (
     FAILED,
@@ -51,7 +51,6 @@ from sepsa.stream.tables.output import (
 from sepsa.stream.tables.reading import Reading, cure_of
 
 SHOWN_COLUMNS = 5  # unknown columns that are named
-WARM = 20  # rows that another model learns first, so that the seconds of a row do not have those of the start
 IDLE = 10.0  # seconds without new rows after which a checkpoint is written
 
 
@@ -102,7 +101,7 @@ class StreamRun:
         held.callback(self.quarantine.close)
         self.saved_at = time.monotonic()
         self.unchecked = not self.table.resumed  # whether it is a table of which no row was read
-        self.warm = False  # whether all is loaded and compiled that rows need
+        self.started = False  # whether a row was read
         self.unsaved = 0  # rows
         self.left_out = LeftOut()
         self.line = RunningLine(self.model, self.table.share)
@@ -176,13 +175,9 @@ class StreamRun:
         if len(block) and (self.unchecked or not self.model.trace.rows):
             self._check_first(block)
             self.unchecked = False
-        if len(block) and not self.warm:
-            few = np.arange(min(len(block), WARM))
-            self.new_model(**self.model.get_params()).learn(
-                RowBlock(at_rows(block.columns, few), block.lines[few], block.raw, [], block.position), self.asked
-            )
+        if len(block) and not self.started:  # the seconds of a row do not have those of the start
             self.line.start()
-            self.warm = True
+            self.started = True
         result = self.model.learn(block, self.asked)
         self.position = self._position(block)
         for text in result.warnings:
