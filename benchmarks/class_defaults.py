@@ -187,7 +187,7 @@ def key_of(cell: Cell, method: str, rate: float) -> str:
 
 def store(runs: dict[str, Runs], path: Path) -> None:
     lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(runs[key])}" for key in sorted(runs))
-    about = {"default": DEFAULT, "ways": WAYS, "halves": HALVES, "means": means(runs)}
+    about = {"default": DEFAULT, "rows for training": MOST, "ways": WAYS, "halves": HALVES, "means": means(runs)}
     head = json.dumps(machine() | about, indent=1)
     part = path.with_suffix(".part")
     part.write_text(f'{head[:-2]},\n "runs": {{\n{lines}\n }}\n}}\n')
@@ -223,14 +223,18 @@ def row_of(runs: dict[str, Runs], half: str, way: str, method: str) -> dict[str,
     loss, error = ([difference(*pair, which) for pair in pairs] for which in (0, 1))
     return {
         "cells": len(pairs),
-        "loss": round(statistics.fmean(mean for mean, _ in loss), 4),
+        "loss": percent(statistics.fmean(mean for mean, _ in loss)),
         "ahead": sum(mean < -noise for mean, noise in loss),
         "behind": sum(mean > noise for mean, noise in loss),
         "behind beyond 2 %": sum(mean > 0.02 for mean, _ in loss),
-        "worst": round(max(mean for mean, _ in loss), 4),
-        "median": round(statistics.median(mean for mean, _ in loss), 4),
-        "error": round(statistics.fmean(mean for mean, _ in error), 4),
+        "worst": percent(max(mean for mean, _ in loss)),
+        "median": percent(statistics.median(mean for mean, _ in loss)),
+        "error": percent(statistics.fmean(mean for mean, _ in error)),
     }
+
+
+def percent(share: float) -> float:
+    return round(100 * share, 1)
 
 
 def means(runs: dict[str, Runs]) -> dict[str, Any]:
@@ -243,15 +247,14 @@ def means(runs: dict[str, Runs]) -> dict[str, Any]:
 
 
 def print_rows(runs: dict[str, Runs], halves: Sequence[str], methods: Sequence[str]) -> None:
-    print("| half | way | method | log loss | median | ahead | behind | worst | error |")
-    print("|---|---|---|--:|--:|--:|--:|--:|--:|")
+    print("| half, way, method | log loss | median | ahead | behind | worst | error |")
+    print("|---|--:|--:|--:|--:|--:|--:|")
     for half, way, method in product(halves, WAYS, methods):
         row = row_of(runs, half, way, method) if method != BASE else None
         if row:
-            print(
-                f"| {half} | {way} | {method} | {row['loss']:+.1%} | {row['median']:+.1%} | {row['ahead']} |"
-                f" {row['behind']} of {row['cells']} | {row['worst']:+.1%} | {row['error']:+.1%} |"
-            )
+            shares = [f"{row[name]:+.1f} %" for name in ("loss", "median", "worst", "error")]
+            counts = f"{row['ahead']} | {row['behind']} of {row['cells']}"
+            print(f"| {half}, {way}, {method} | {shares[0]} | {shares[1]} | {counts} | {shares[2]} | {shares[3]} |")
 
 
 def main() -> None:

@@ -281,8 +281,8 @@ def final(method: str, options: argparse.Namespace, ridge: str, steps: int | Non
 def table(options: argparse.Namespace) -> None:
     """The runs of a text and a schedule; the goal is the base's loss after 1,500 steps."""
     result = known()
-    print("| method | rate | loss at the end | steps to the base's loss | share of its steps | a step, of the base's |")
-    print("|---|--:|--:|--:|--:|--:|")
+    print("| method | rate | loss at the end | steps to the base's loss | share of its steps |")
+    print("|---|--:|--:|--:|--:|")
     rows = [
         (method, base, ridge)
         for method, base in METHODS.items()
@@ -299,13 +299,11 @@ def table(options: argparse.Namespace) -> None:
         words = (
             f"{statistics.fmean(steps):.0f} | {statistics.fmean(steps) / STEPS:.2f}" if len(steps) == len(runs) else "|"
         )
-        price = result.get("steps", {}).get(method, {}).get("of_base")
-        told = median_and_quartiles(price) if price and method != base else ""
         title = method + (f", ridge {ridge}" if ridge != EVIDENCE and method != base else "")
         spread = f" ± {statistics.stdev(ends):.4f}" if len(ends) > 1 else ""
         print(
             f"| {title} | {runs[0]['lr']:g} | {statistics.fmean(ends):.4f}{spread} |"
-            f" {words if method != base else '|'} | {told} |"
+            f" {words if method != base else '|'} |"
         )
     for name, entry in result.get("steps", {}).items():
         print(
