@@ -254,7 +254,7 @@ def test_many_sentinels_are_told_and_stay_bounded(what):
     assert len(told) == 1
     assert ratio < 1.3
     assert 0.05 < model.outliers_ / 2000 < 0.1
-    x, rows = dict.fromkeys("ab", 1.0), np.random.default_rng(0).standard_normal((3 * WARM_UP, 2))
+    x, rows = dict.fromkeys("ab", 1.0), np.random.default_rng(0).standard_normal((5 * WARM_UP, 2))
     rows[bad[: len(rows)], 0] = 1e6
     one_by_one = river_models.SepSARegressor(seed=0)
 

@@ -43,6 +43,7 @@ from sepsa.validation import one_of
 
 WARM_UP = 256  # rows that determine the scales
 TELL = 256  # rows
+SETTLED = 1000  # rows, of all passes, after which the typical sizes of errors are known
 MANY = 1 / 20  # share of the rows, bounded, from which on they are hardly outliers
 ROWS_TO_RECOGNIZE = 8  # rows by which a running scaler before the learner is recognized
 
@@ -168,7 +169,7 @@ class StreamLearner:
     @property
     def hardly_outliers(self) -> str:
         """What to say where so many rows are bounded that they are hardly outliers; empty elsewhere."""
-        share = self.engine.bounded if self.warm else 0.0
+        share = self.engine.bounded if self.engine.memory("COUNTS", "network")["rows"] >= SETTLED else 0.0
         return f"{share:.1%} of the rows lie beyond the bounds against outliers and count less" if share > MANY else ""
 
     def tell(self, rows: int) -> None:
