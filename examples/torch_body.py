@@ -12,7 +12,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.datasets import load_digits
 from torch import nn
 
-from sepsa import SepSA
+from sepsa import RLS, SepSA
 
 
 class TorchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -23,7 +23,7 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def partial_fit(self, X: Any, y: Any, batch: int = 32) -> TorchClassifier:
         if not hasattr(self, "optimizer_"):
-            self.optimizer_ = SepSA(self.model, torch.optim.Adam, lr=self.lr)
+            self.optimizer_ = SepSA(self.model, torch.optim.Adam, solver=RLS(ridge="evidence"), lr=self.lr)
         inputs, labels = torch.as_tensor(X, dtype=torch.float32), [self.classes.index(label) for label in y]
         targets = nn.functional.one_hot(torch.tensor(labels), len(self.classes)).float()
         self.model.train()
