@@ -227,9 +227,8 @@ class SepSA(SavedWithHeads, Generic[S]):
             A context manager for one forward pass through the model. The pass must reach the head once.
         """
         if self._repeats is not None:
-            self._warn_of_repeats()
-        if self._repeats is not None:
             self._repeats.watch(self.model, targets)
+            self._warn_of_repeats()
         return self._observation(targets, sample_weight)
 
     def _observation(self, targets: Any, sample_weight: Any) -> Observation | Observations:

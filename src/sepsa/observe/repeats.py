@@ -19,14 +19,10 @@ class Repeats:
 
     def __init__(self) -> None:
         self.calls, self.first, self.again = -1, set[int](), set[int]()
+        self.found = False  # whether enough of the first samples have come again
         self.targets: Any = None  # of the forward pass to come
         self.hook: RemovableHandle | None = None
         self.unseen = 0  # passes in a row that did not call the hook
-
-    @property
-    def found(self) -> bool:
-        """Whether enough of the first samples have come again."""
-        return len(self.again) >= FOUND
 
     def due(self) -> bool:
         """Whether this call is compared; counts the call."""
@@ -35,10 +31,12 @@ class Repeats:
 
     def watch(self, model: nn.Module, targets: Any) -> None:
         """Compare the first argument of the model's next forward pass, where that is due, by a hook for this pass."""
+        if not self.due():
+            return
         if self.hook is not None:  # a compiled model, or a pass through a part of it
             self.hook.remove()
             self.hook, self.unseen = None, self.unseen + 1
-        if isinstance(targets, Tensor) and targets.is_cpu and self.unseen < FOUND and self.due():
+        if isinstance(targets, Tensor) and targets.is_cpu and self.unseen < FOUND:
             self.targets, self.hook = targets, model.register_forward_pre_hook(self.see)
 
     def see(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -55,7 +53,7 @@ class Repeats:
         if not (isinstance(inputs, Tensor) and isinstance(targets, Tensor) and inputs.is_cpu and targets.is_cpu):
             return
         try:
-            x, y = inputs[:MOST].detach().numpy(), targets[:MOST].detach().numpy()
+            x, y = inputs.detach().numpy()[:MOST], targets.detach().numpy()[:MOST]
         except (TypeError, RuntimeError, IndexError):  # sparse, bfloat16, a scalar
             return
         rows = [hash((a.tobytes(), b.tobytes())) for a, b in zip(x, y, strict=False)]
@@ -63,6 +61,7 @@ class Repeats:
         for row in rows:
             if len(self.first) < WATCHED:
                 self.first.add(row)
+        self.found = len(self.again) >= FOUND
 
     def __reduce__(self) -> tuple[type[Repeats], tuple[()]]:
         return type(self), ()
