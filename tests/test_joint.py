@@ -219,7 +219,8 @@ class Tokens(nn.Module):
 def test_muon_takes_the_matrices_and_adamw_the_rest():
     torch.manual_seed(0)
     model = Tokens()
-    optimizer = SepSA(model, sepsa.muon(model, lr=1e-2, rest={"betas": (0.8, 0.99)}, momentum=0.5))
+    base = sepsa.muon(model, lr=1e-2, rest={"betas": (0.8, 0.99)}, momentum=0.5)
+    optimizer = SepSA(model, base, solver="squared")
     assert isinstance(optimizer.base, JointOptimizer)
     matrices, rest = optimizer.param_groups
     assert [id(p) for p in matrices["params"]] == [id(model.mix.weight)]

@@ -443,7 +443,7 @@ def test_targets_are_checked_where_they_enter():
     with pytest.raises(TypeError, match=r"targets must be a torch.Tensor, got list"):
         optimizer.observe([1.0])
     for optimizer.head_fraction, shape in ((1.0, (8, 3)), (0.5, (8, 3)), (0.5, (7, 2))):
-        with pytest.raises(ValueError, match=r"targets must have shape \(8, 2\)"):
+        with pytest.raises(ValueError, match=r"targets must have (shape \(8, 2\)|8 rows)"):
             optimizer.learn(batches()[0][0], torch.zeros(shape))
 
 
