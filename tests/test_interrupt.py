@@ -112,7 +112,7 @@ class Trained(Alone):
         return copy.deepcopy((dict(self.model.state_dict()), self.solver.state_dict()))
 
 
-NAMES = ("RLS", "RLS, forgetting 0.9", "RLS, evidence", "SoftmaxNewton, evidence", "SlimTik")
+NAMES = ("RLS", "RLS, forgetting 0.9", "RLS, evidence", "SoftmaxNewton", "SoftmaxNewton, evidence", "SlimTik")
 SOLVERS = {name: CASES[name].make for name in NAMES}
 SOLVERS["OnlineLBFGS"] = lambda: OnlineLBFGS(memory=3)  # often enough a pair is completed
 # A solver alone is interrupted at its bytecodes, and by signals in the long version.
