@@ -41,8 +41,11 @@ def not_negative(name: str, value: float) -> float:
 
 
 def printable(text: str) -> str:
-    """The text with its control characters, which a terminal obeys, written as \\x1b; line breaks and tabs stay."""
-    return text.translate(_CONTROLS)
+    """The text with its control characters, which a terminal obeys, written as \\x1b; line breaks and tabs stay.
+
+    Half a pair of surrogates, which no encoding can write, is written likewise.
+    """
+    return text.translate(_CONTROLS).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}

@@ -65,7 +65,7 @@ SAMPLES = [
     (torch.zeros(()), y, None, ValueError, r"shape \(..., 4\)"),
     (torch.zeros(0, 4), torch.zeros(0, 2), None, ValueError, "at least one sample"),
     (x, torch.zeros(3, 3), None, ValueError, r"targets must have shape \(3, 2\) .* got \(3, 3\)"),
-    (x, torch.zeros(2, 2), None, ValueError, r"targets must have shape \(3, 2\)"),
+    (x, torch.zeros(2, 2), None, ValueError, r"targets must have 3 rows, as the features, got shape \(2, 2\)"),
     (x, torch.zeros(3), None, ValueError, r"unsqueeze\(-1\)"),
     (x, torch.zeros(3, dtype=torch.long), None, TypeError, r"one_hot\(targets, 2\).float\(\)"),
     (x, y.long(), None, TypeError, r"targets must be floating point, got torch.int64: call targets.float\(\)"),

@@ -50,6 +50,7 @@ def test_training_sees_cut_images_smoothed_targets_and_a_rate_that_falls_to_near
         seen.append((inputs.clone(), targets))
         advance(learner, inputs, targets, order)
 
+    monkeypatch.setattr(training, "_warm_up", lambda *_: None)
     monkeypatch.setattr(training, "advance", watched)
     dataset, (run,) = images(), experiments.plan("augmented", ["cifar10"], ["SepSA"], 1)[-1:]
     outcome = training.train(replace(run, epochs=2, batch=8, schedule="linear", smoothing=0.1), dataset)

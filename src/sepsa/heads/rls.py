@@ -447,7 +447,8 @@ class RLS(OwnsHead):
     def _choose_ridge(self, earlier: int, lam: float) -> None:
         """Take the ridge and the prior of the largest evidence where that is due, after update number `earlier`."""
         counters = self._held.backend.counters
-        samples, steps = float(counters[SAMPLES]) / self._choice.unit, int(counters[STEPS])
+        # A weight of two is a sample twice; weights below one, as normalized ones, count as many samples as there are.
+        samples, steps = float(counters[SAMPLES]) / min(self._choice.unit, 1.0), int(counters[STEPS])
         if steps != self._looked and samples >= evidence.FIRST and evidence.due(earlier, steps, lam):
             self._take_best_ridge(samples)
             self._looked = steps

@@ -74,6 +74,8 @@ def read_root(
     left = tensors["left"]
     if not bool((left > 0).all()):
         raise state.damaged("left", "positive", float(left.min()))
+    if not bool((tensors["scale"] >= 0).all()):
+        raise state.damaged("scale", "at least 0", float(tensors["scale"].min()))
     check_regular(state, "T", tensors["T"])
     return LeastSquaresState(tensors["T"], tensors["W"], H, energy, left), counters, settings
 

@@ -50,7 +50,7 @@ class Choice(NamedTuple):
 
     ridge: float
     scale: Tensor  # (m, 1): s, by which the prior of an output is its initial weights
-    unit: float = 1.0  # Σ w² / Σ w of sample weights, so that samples of one weight count as many as there are
+    unit: float = 1.0  # Σ w² / Σ w of sample weights, so that weights below one count as many samples as there are
 
 
 class Evidence(NamedTuple):

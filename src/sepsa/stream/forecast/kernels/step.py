@@ -44,6 +44,17 @@ def ratio(a, b):
 
 
 @called
+def follow_values(model, j, z, t):
+    """Add a standardized value of series j that is no outlier to its range, its level and its spread."""
+    extent, level, spread = shared.views("EXTENT LEVEL SPREAD", model)
+    slow = 1.0 / 512  # rate of the level and the spread of a series
+    extent[0, j], extent[1, j] = min(extent[0, j], z), max(extent[1, j], z)
+    rate = max(slow, 1.0 / (t + 1))
+    spread[j] += rate * (abs(z - level[j]) - spread[j])
+    level[j] += rate * (z - level[j])
+
+
+@called
 def accept(model, i, t, now):
     """Standardize the values of row t; missing and implausible ones are replaced by the forecast, not learned.
 
@@ -54,14 +65,13 @@ def accept(model, i, t, now):
     no head learns it.
     """
     z, there = row.views("Z THERE", model)
-    made, base, mean, scale, extent, reach, strange, level, spread, odd, event, judged = shared.views(
-        "MADE BASE MEAN SCALE EXTENT REACH STRANGE LEVEL SPREAD ODD EVENT JUDGED", model
+    made, base, mean, scale, extent, reach, strange, odd, event, judged = shared.views(
+        "MADE BASE MEAN SCALE EXTENT REACH STRANGE ODD EVENT JUDGED", model
     )
     slot = phase_of(model, 0)
     least = 0.01  # typical error that is presumed, in standard deviations
     usual = 100.0  # standard deviations up to which a jump is learned, beyond which it is a new level
     patience = 3  # implausible values in a row after which the level has changed
-    slow = 1.0 / 512  # rate of the level and the spread of a series
     y, counts = given.Y(model)[i], shared.COUNTS(model)
     in_a_row, confirmed = odd[0], odd[1]
     for j in range(y.size):
@@ -102,11 +112,7 @@ def accept(model, i, t, now):
                 rate = max(1.0 - RECENT, 1.0 / (t + 1))
                 reach[j] = math.sqrt(reach[j] ** 2 + rate * (off * off - reach[j] ** 2))
         if there[j]:
-            extent[0, j] = min(extent[0, j], z[j])
-            extent[1, j] = max(extent[1, j], z[j])
-            rate = max(slow, 1.0 / (t + 1))
-            spread[j] += rate * (abs(z[j] - level[j]) - spread[j])
-            level[j] += rate * (z[j] - level[j])
+            follow_values(model, j, z[j], t)
         elif not followed:
             z[j] = min(max(guess, extent[0, j]), extent[1, j])
 
