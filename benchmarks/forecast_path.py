@@ -228,7 +228,7 @@ def measured(job: tuple[str, str, Path, frozenset[str]]) -> dict[str, float]:
     return {series: float(np.log(np.maximum(values, 1e-12)).mean()) for series, values in errors.items()}
 
 
-def gain(without: dict[str, float], beside: dict[str, float]) -> dict[str, float]:
+def gain(without: dict[str, float], beside: dict[str, float]) -> dict[str, Any]:
     """How much lower the logarithms of errors are with a mechanism."""
     gains = np.array([without[series] - beside[series] for series in without])
     error = float(gains.std(ddof=1) / len(gains) ** 0.5)
@@ -249,7 +249,7 @@ def find_path(half: str, data: Path, processes: int, path: list[str] | None) -> 
         now, added = START, {}
         while True:
             able = [one for one in NAMES if one not in now and NEEDS.get(one, "own") in now]
-            gains = {one: gain(errors(now), errors(now | {one})) for one in able}
+            gains = {one: gain(errors(now), errors(now | {one})) | {"mechanism": NAMES[one]} for one in able}
             best = max(gains, key=lambda one: gains[one]["mean"])
             if path is not None:
                 best = next((one for one in path if one not in now), "")
