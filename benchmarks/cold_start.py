@@ -24,10 +24,9 @@ ROOT = Path(__file__).resolve().parents[1]
 ROWS = "import numpy as np; r = np.random.default_rng(0); X = r.normal(size=(300, 4)); y = X[:, 0] + np.sin(X[:, 1]); "
 REGRESSOR = "from sepsa import SepSARegressor; SepSARegressor().partial_fit(X, y).predict(X)"
 CLASSIFIER = "from sepsa import SepSAClassifier; SepSAClassifier().partial_fit(X, y > 0, [0, 1]).predict(X)"
-FORECASTER = "from sepsa import SepSAForecaster; SepSAForecaster(2, lags=4).learn(y).predict()"
-RIVER = (
-    "from sepsa.river import SepSARegressor; m = SepSARegressor(); m.learn_one({'a': 1.0}, 1.0).predict_one({'a': 2.0})"
-)
+FORECASTER = "from sepsa import SepSAForecaster; SepSAForecaster(2, lags=4).fit(y).predict()"
+RIVER = "from sepsa.river import SepSARegressor; m = SepSARegressor(); "
+RIVER += "m.learn_one({'a': 1.0}, 1.0); m.predict_one({'a': 2.0})"
 STREAM = "import sys; sys.argv[1:] = ['stream', 'table.csv', '--target', 'y', '--predictions', 'out.csv']; "
 STREAM += "from sepsa.cli import main; main()"
 # The interface, its extra, its program, and what it is compared with.
