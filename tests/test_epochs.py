@@ -118,11 +118,16 @@ def test_each_output_of_its_own_remembers_about_one_epoch(solver):
     assert [one.samples for one in again.solver.solvers] == [N, N]
 
 
-@pytest.mark.parametrize("size", [1, BATCH])
-def test_repeated_samples_are_warned_of_in_a_loop_of_ones_own(size):
+def repeating():
+    """Few samples to repeat, an optimizer whose solver is the default, its twin that names it, and random numbers."""
     x, y = data(n=5 * BATCH)
     optimizer, twin = (SepSA(network(), torch.optim.Adam, lr=1e-3, solver=s) for s in (None, RLS(ridge="evidence")))
-    generator = torch.Generator().manual_seed(0)
+    return x, y, optimizer, twin, torch.Generator().manual_seed(0)
+
+
+@pytest.mark.parametrize("size", [1, BATCH])
+def test_repeated_samples_are_warned_of_in_a_loop_of_ones_own(size):
+    x, y, optimizer, twin, generator = repeating()
     with warnings.catch_warnings(record=True) as recorded:
         warnings.simplefilter("always")
         for _ in range(5):
@@ -153,9 +158,7 @@ def test_a_model_without_passes_of_its_own_is_watched_no_longer():
 
 @pytest.mark.parametrize("size", [1, BATCH])
 def test_repeated_samples_are_warned_of_once_and_change_nothing(size):
-    x, y = data(n=5 * BATCH)
-    optimizer, twin = (SepSA(network(), torch.optim.Adam, lr=1e-3, solver=s) for s in (None, RLS(ridge="evidence")))
-    generator = torch.Generator().manual_seed(0)
+    x, y, optimizer, twin, generator = repeating()
     with warnings.catch_warnings(record=True) as recorded:
         warnings.simplefilter("always")
         for _ in range(5):
