@@ -27,7 +27,7 @@ from torch.nn.functional import mse_loss
 from reproduction.data import load
 from reproduction.networks import cnn, initialize
 from sepsa import RLS, SepSA, SoftmaxNewton
-from sepsa.capture import PlainStep, Step, capture, first_order_step
+from sepsa.training.capture import PlainStep, Step, capture, first_order_step
 
 RESULTS = Path(__file__).with_suffix(".json")
 STEPS = {"eager": 100, "captured": 1000, "compiled": 1000}

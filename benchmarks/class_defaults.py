@@ -36,7 +36,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from sepsa import SepSA, SoftmaxNewton
-from sepsa.heads.math import class_evidence
+from sepsa.heads.cross_entropy import evidence as class_evidence
 
 RESULT = Path(__file__).with_suffix(".json")
 TABLES = (

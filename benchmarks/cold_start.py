@@ -28,7 +28,7 @@ FORECASTER = "from sepsa import SepSAForecaster; SepSAForecaster(2, lags=4).fit(
 RIVER = "from sepsa.river import SepSARegressor; m = SepSARegressor(); "
 RIVER += "m.learn_one({'a': 1.0}, 1.0); m.predict_one({'a': 2.0})"
 STREAM = "import sys; sys.argv[1:] = ['stream', 'table.csv', '--target', 'y', '--predictions', 'out.csv']; "
-STREAM += "from sepsa.cli import main; main()"
+STREAM += "from sepsa.shell.cli import main; main()"
 # The interface, its extra, its program, and what it is compared with.
 CALLS = (
     ("regressor", "stream", ROWS + REGRESSOR, "import sklearn.linear_model"),

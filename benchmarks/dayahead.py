@@ -150,7 +150,7 @@ def main() -> None:
         for row in part["models"]:
             print(f"{name:9} {row['model']:15} seed {row['seed']}: {row['mae']:.3f} ± {row['standard_error']:.3f}")
         print(f"{name:9} mean of blocks: {part['mean']['mae']:.3f} ± {part['mean']['standard_error']:.3f}")
-    importlib.import_module("sepsa.stream.forecast.blocks")  # so that the JSON records its sources
+    importlib.import_module("sepsa.forecast.blocks")  # so that the JSON records its sources
     write(__file__, found)
 
 

@@ -94,7 +94,7 @@ def one_process_table(folder: Path, rows: int, workers: int, ours: bool) -> None
 
 
 def one_process_stream(folder: Path, rows: int, workers: int, ours: bool) -> None:
-    from sepsa.stream.keyed import KeyedLearner
+    from sepsa.interfaces.keyed import KeyedLearner
 
     stream = samples(rows)
     with KeyedLearner(model(), folder / f"keyed-{rows}") as learners, timed():
@@ -105,8 +105,8 @@ def one_process_stream(folder: Path, rows: int, workers: int, ours: bool) -> Non
 
 
 def sepsa_stream(folder: Path, rows: int, workers: int, ours: bool) -> None:
-    from sepsa.stream.tables.command import stream
-    from sepsa.stream.tables.options import StreamOptions
+    from sepsa.shell.command import stream
+    from sepsa.shell.options import StreamOptions
 
     (path,) = write_table(folder, rows, parts=1)
     with timed():
@@ -215,7 +215,7 @@ def consume(broker: str, folder: str, ours: str, *partitions: str) -> None:
     from confluent_kafka import Consumer
 
     from sepsa.engines.kafka import Row, learn
-    from sepsa.stream.keyed import KeyedLearner
+    from sepsa.interfaces.keyed import KeyedLearner
 
     learners = KeyedLearner(model(), Path(folder, f"kafka-{os.getpid()}"))
     learners.learn_one("warm", samples(1)[0][1], 0.0)
@@ -302,7 +302,7 @@ class timed:
 
 def memory(keys: int, in_memory: int) -> dict[str, float]:
     """Megabytes of a process and of its file with this many learners, after one row each."""
-    from sepsa.stream.keyed import KeyedLearner
+    from sepsa.interfaces.keyed import KeyedLearner
 
     _, x, y = samples(1)[0]
     with (

@@ -30,9 +30,9 @@ from torch import Tensor, nn
 
 from sepsa import RLS
 from sepsa.heads import LogisticNewton, PerOutput, SoftmaxNewton
-from sepsa.heads.backends import choose
-from sepsa.heads.backends.choose import force
-from sepsa.heads.math.cross_entropy import FADE
+from sepsa.heads.cross_entropy.math import FADE
+from sepsa.heads.run import choose
+from sepsa.heads.run.choose import force
 from sepsa.restoration import due, restored
 
 mp.dps = 60
@@ -120,7 +120,7 @@ def ridge_regression(Phi: Any, Y: Any, batch: int, forgetting: float, ridge: Any
 
 
 def cross_entropy(Phi: Any, t: Any, batch: int, ridge: Any, prior: Any) -> Any:
-    """W (p, K) of the online Newton method that `sepsa.heads.math.cross_entropy` writes out, for forgetting 1."""
+    """W (p, K) of the online Newton method that `sepsa.heads.cross_entropy.math` writes out, for forgetting 1."""
     p, K = prior.shape
     W, A, left = prior.copy(), np.diag(ridge).copy(), ridge.copy()
     shares, seen, cursor, one = extended(np.ones(K)), mpf(0), 0, mpf(1)

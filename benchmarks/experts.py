@@ -35,11 +35,11 @@ import numpy as np
 from measure import machine
 
 from sepsa.compiled.kernels import kernel
-from sepsa.stream.experts import EXPERTS
-from sepsa.stream.experts.frame import Expert, given, row
-from sepsa.stream.kernels.views import Group
-from sepsa.stream.learner import StreamLearner
-from sepsa.stream.options import RiverOptions
+from sepsa.learner.experts import EXPERTS
+from sepsa.learner.experts.frame import Expert, given, row
+from sepsa.learner.learner import StreamLearner
+from sepsa.learner.memory.views import Group
+from sepsa.learner.options import RiverOptions
 
 RESULT = Path(__file__).with_suffix(".json")
 HALVES = ("choice", "report")

@@ -23,7 +23,7 @@ import numpy as np
 from measure import machine, spread, write
 
 from sepsa import SepSAForecaster, SepSARegressor
-from sepsa.stream.forecast import model as heads
+from sepsa.forecast import model as heads
 
 PRINTED = {  # the better of TimeFilter and TimeKAN with ADAPT-Z; at 96 and 192 iTransformer with ADAPT-Z
     "ETTh1": {1: 0.1107, 24: 0.2942, 48: 0.3431, 96: 0.3930, 192: 0.4702},

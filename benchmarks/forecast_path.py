@@ -145,7 +145,7 @@ SWITCHES: list[tuple[str, str, str]] = [  # a file, a text, and what takes its p
 
 def add_switches(source: Path) -> None:
     """Let the mechanisms of a copy of the source depend on a bit mask among the options."""
-    folder = source / "src/sepsa/stream/forecast/kernels"
+    folder = source / "src/sepsa/forecast/kernels"
     if "mask=Field" in (folder / "parts.py").read_text():
         return
     for file, text, replacement in SWITCHES:
@@ -218,7 +218,7 @@ def measured(job: tuple[str, str, Path, frozenset[str]]) -> dict[str, float]:
     from functools import partial
 
     from sepsa import SepSAForecaster
-    from sepsa.stream.forecast import model
+    from sepsa.forecast import model
 
     half, name, data, mechanisms = job
     warnings.simplefilter("ignore")

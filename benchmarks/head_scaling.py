@@ -4,7 +4,7 @@
     python benchmarks/head_scaling.py lbfgs      # writes large_heads.json
 
 Without a name: a block update of RLS, and how much of the machine's product rate it reaches. The operations counted are
-those of the square-root block update for n < p/4 rows (src/sepsa/heads/math/least_squares.py), a multiplication and an
+those of the square-root block update for n < p/4 rows (src/sepsa/heads/least_squares/math.py), a multiplication and an
 addition as two:
     [T; W]Φᵀ  2n(p+m)p     FᵀF  2n²p     Cholesky  n³/3     two triangular solves  2n²p + n²m     FᵀT  2np²
     [T; W] += KᵀFᵀT  2n(p+m)p

@@ -38,7 +38,7 @@ from torch.nn import functional
 import sepsa
 from reproduction import runner
 from sepsa import SepSA, SoftmaxNewton
-from sepsa.joint import JointOptimizer
+from sepsa.training.joint import JointOptimizer
 
 RESULT = Path(__file__).with_suffix(".json")
 WIDTH, DEPTH, HEADS, CONTEXT, SEQUENCES = 384, 6, 6, 256, 64

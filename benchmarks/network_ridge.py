@@ -7,7 +7,7 @@
 Every row of a real stream is predicted before it is learned, up to 10,000 rows; the error is the mean absolute error or
 the share of wrong labels, by the default learner ("experts") and by its network alone. "ridge 10" is the default.
 "evidence κ" changes the ridge of each head exactly after 32, 64, 128, ... rows, within the bounds of
-`sepsa.heads.math.evidence`: to κ γ RSS / ((n - γ - 1) |W - prior|²).
+`sepsa.heads.least_squares.evidence`: to κ γ RSS / ((n - γ - 1) |W - prior|²).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from real_streams import Stream
 from scipy.linalg import cholesky
 
 from sepsa import SepSAClassifier, SepSARegressor
-from sepsa.heads.math import evidence
+from sepsa.heads.least_squares import evidence
 
 RESULT = Path(__file__).with_suffix(".json")
 ROWS, FIRST = 10_000, 32

@@ -25,7 +25,7 @@ import numpy as np
 from measure import write
 from numba import njit
 
-from sepsa.stream.learner import StreamLearner
+from sepsa.learner.learner import StreamLearner
 
 BITS, SLOW, HIDDEN, TARGET, PERIOD = 20, 15, 5, 100, 10_000
 STEPS = (0.01, 0.003, 0.001)

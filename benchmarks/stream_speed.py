@@ -74,7 +74,7 @@ def second_pass(first: LearnStream, again: Callable[[], object]) -> LearnStream:
 
 
 def engine(X: Array, Y: Array) -> LearnStream:
-    from sepsa.stream.engine import Engine
+    from sepsa.learner.engine import Engine
 
     one = Engine(X.shape[1], Y.shape[1], (HIDDEN,), lr=LR, weight_decay=DECAY)
     return lambda: one.learn(X, Y)[:, 0]
@@ -82,7 +82,7 @@ def engine(X: Array, Y: Array) -> LearnStream:
 
 def default_learner(X: Array, Y: Array, body: Literal["auto", "fourier"] = "auto") -> LearnStream:
     """The default learner of the interfaces, without their checks: a network with several heads, and experts."""
-    from sepsa.stream.sklearn import SepSARegressor
+    from sepsa.interfaces.sklearn import SepSARegressor
 
     learner = SepSARegressor(body=body)._new_learner(X.shape[1], Y.shape[1], seed=0)
     return second_pass(lambda: learner.learn(X, Y)[:, 0], lambda: learner.learn(X, Y))
@@ -90,7 +90,7 @@ def default_learner(X: Array, Y: Array, body: Literal["auto", "fourier"] = "auto
 
 def sklearn_interface(X: Array, Y: Array) -> LearnStream:
     """The default learner behind scikit-learn's interface, all rows in one call, with scikit-learn's checks."""
-    from sepsa.stream.sklearn import SepSARegressor
+    from sepsa.interfaces.sklearn import SepSARegressor
 
     model = SepSARegressor(random_state=0)
     return second_pass(lambda: model.prequential(X, Y)[:, 0], lambda: model.partial_fit(X, Y))

@@ -66,7 +66,7 @@ def training_steps(batch: int, captured: bool = False) -> Work:
 
 
 def learner(body: Literal["auto", "fourier"]) -> Work:
-    from sepsa.stream.sklearn import SepSARegressor
+    from sepsa.interfaces.sklearn import SepSARegressor
 
     model = SepSARegressor(body=body, random_state=0)
     X, y = stream()
@@ -74,7 +74,7 @@ def learner(body: Literal["auto", "fourier"]) -> Work:
 
 
 def forecaster() -> Work:
-    from sepsa.stream.forecast import SepSAForecaster
+    from sepsa.forecast import SepSAForecaster
 
     hours = np.arange(1_500)
     draw = np.random.default_rng(0)

@@ -25,7 +25,7 @@ def options() -> str:
     """Return the options of each command with their help, as a list by command."""
     import typer
 
-    from sepsa.cli import app
+    from sepsa.shell.cli import app
 
     parts = []
     for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]

@@ -46,9 +46,9 @@ def table(group: Any) -> str:
 
 def page() -> str:
     """Return the page of all groups that keep a part."""
-    from sepsa.stream.experts import EXPERTS, network_parts, step
-    from sepsa.stream.forecast.kernels import parts
-    from sepsa.stream.kernels.views import Group
+    from sepsa.forecast.kernels import parts
+    from sepsa.learner.experts import EXPERTS, network_parts, step
+    from sepsa.learner.memory.views import Group
 
     learner = dict.fromkeys(expert.group for expert in EXPERTS)
     learner |= dict.fromkeys([network_parts.heads, step.parts])

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from sepsa import SepSA
-from sepsa.demo import FIRST_SEED, diabetes, online, quantile
+from sepsa.shell.demo import FIRST_SEED, diabetes, online, quantile
 
 SEEN = (0, 5, 20, 80, 320)
 GRID = torch.linspace(-3, 3, 200)[:, None]

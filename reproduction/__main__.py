@@ -18,7 +18,7 @@ from reproduction.data import NAMES as DATASETS
 from reproduction.experiments import EXPERIMENTS, plan
 from reproduction.methods import NAMES as METHODS
 from reproduction.methods import slug
-from sepsa.cli import refuse, stopped
+from sepsa.shell.cli import refuse, stopped
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 

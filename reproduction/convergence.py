@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from reproduction import records, runner
 from sepsa.heads import RLS
-from sepsa.optimizer import SepSA
+from sepsa.training.optimizer import SepSA
 
 Floats = NDArray[np.float64]
 Curves = tuple[list[float], list[float]]  # gradient norms and objective gaps, at the marks

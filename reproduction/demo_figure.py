@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from reproduction.figures import Curve, PanelRow, curve_grid, save
-from sepsa import demo
+from sepsa.shell import demo
 
 
 def draw(results: demo.Results) -> Figure:

@@ -11,9 +11,9 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.optim import Optimizer
 
 from reproduction.slimtik import PublishedSlimTik, SlimTik
-from sepsa.capture import PlainStep, Step, capture, first_order_step
 from sepsa.heads import RLS, Capturable, HeadSolver, SoftmaxNewton
-from sepsa.optimizer import SepSA
+from sepsa.training.capture import PlainStep, Step, capture, first_order_step
+from sepsa.training.optimizer import SepSA
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 WEIGHT_DECAY = 1e-5

@@ -21,9 +21,9 @@ from torch import nn
 import river_models
 import sepsa
 from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton
-from sepsa.stream.keyed import KeyedLearner
-from sepsa.stream.tables import command, forecast, inspection, output
-from sepsa.stream.tables.options import DetailOptions, ForecastOptions, StreamOptions
+from sepsa.interfaces.keyed import KeyedLearner
+from sepsa.shell import command, forecast, inspection, output
+from sepsa.shell.options import DetailOptions, ForecastOptions, StreamOptions
 
 ASKED = slice(1990, 1995)  # rows that are only predicted
 

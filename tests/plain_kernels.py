@@ -11,7 +11,7 @@ import numpy as np
 
 from sepsa.compiled import code
 from sepsa.compiled.kernels import CALL, words
-from sepsa.stream.forecast import model
+from sepsa.forecast import model
 
 
 @contextlib.contextmanager

@@ -25,7 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import portable
 from reproduction.slimtik import SlimTik
-from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton, distributed
+from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton
+from sepsa.ranks import exchange
 
 ROWS, STEPS, SAVED_AT = 24, 12, 8
 
@@ -359,7 +360,7 @@ def captured(rank, world, folder):
     ddp = DistributedDataParallel(model)
     optimizer = build(ddp, RLS())
     group = dist.group.WORLD
-    distributed.broadcast_first(group, (*model.parameters(), *model.buffers()))
+    exchange.broadcast_first(group, (*model.parameters(), *model.buffers()))
     (observer,) = optimizer._observers
     observer.start_together(group)
     agreed = []
@@ -371,15 +372,15 @@ def captured(rank, world, folder):
             loss = mse_loss(model(x), y)
         optimizer.solver.finish_captured()
         loss.backward()
-        distributed.average_gradients(group, model.parameters())
-        agreed.append(bool(distributed.on_all_ranks(group, observation.finite)))
+        exchange.average_gradients(group, model.parameters())
+        agreed.append(bool(exchange.on_all_ranks(group, observation.finite)))
         optimizer.step()
         optimizer.zero_grad()
-    one_is_bad = distributed.on_all_ranks(group, torch.tensor(rank != 1))
+    one_is_bad = exchange.on_all_ranks(group, torch.tensor(rank != 1))
     wrong = (model, None, None), (ddp, "auto", None), (model, group, None), (model, "auto", None)
     said = [
-        *(told(distributed.check_same, group, "order's batch size", size, x.device)[1] for size in (8, 8 + rank)),
-        *(told(distributed.capture_group, *arguments)[1] for arguments in wrong),
+        *(told(exchange.check_same, group, "order's batch size", size, x.device)[1] for size in (8, 8 + rank)),
+        *(told(exchange.capture_group, *arguments)[1] for arguments in wrong),
     ]
     return {"agreed": all(agreed), "bad": not one_is_bad, "said": said, **state(model)}
 

@@ -195,7 +195,7 @@ def _csv_record(data: bytes, start: int, line: int, separator: str, quotes: bool
 
 
 class RobustHeads:
-    """What `sepsa.stream.engine.Engine(loss="huber", forgetting="auto")` does without a body, one row at a time.
+    """What `sepsa.learner.engine.Engine(loss="huber", forgetting="auto")` does without a body, one row at a time.
 
     Every head is a ridge regression on Φ = [z, 1], solved anew for each row: A = Σ ω φφᵀ + diag(ridge left), fading by
     λ. Targets' errors, inputs and weights are bounded by running quantiles of their sizes, farther where more than one

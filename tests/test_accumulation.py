@@ -9,7 +9,7 @@ from torch.nn.functional import mse_loss
 
 from reproduction.slimtik import SlimTik
 from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton
-from sepsa.heads.backends.choose import force
+from sepsa.heads.run.choose import force
 
 
 @pytest.fixture(params=["compiled", "torch"], autouse=True)

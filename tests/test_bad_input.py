@@ -24,7 +24,8 @@ from typer.testing import CliRunner
 import river_models
 import sepsa
 from heads.test_properties import SOLVERS as CASES
-from sepsa import RLS, SepSA, SoftmaxNewton, cli
+from sepsa import RLS, SepSA, SoftmaxNewton
+from sepsa.shell import cli
 from test_observe import in_a_thread
 from test_optimizer import Named, batches
 

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.functional import mse_loss, smooth_l1_loss
 
 from sepsa import SepSA
-from sepsa.body_step import BodyStep
-from sepsa.capture import capture
+from sepsa.training.body_step import BodyStep
+from sepsa.training.capture import capture
 from test_optimizer import network, same
 
 

@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from sepsa import __version__ as version
-from sepsa import cli
+from sepsa.shell import cli
 
 
 def sepsa(*arguments):
@@ -115,7 +115,7 @@ def test_an_option_that_there_is_not_is_one_line():
 
 def test_help_the_version_and_errors_of_usage_import_no_large_package():
     code = (
-        "import sys; from sepsa.cli import app\n"
+        "import sys; from sepsa.shell.cli import app\n"
         "large = {'numpy', 'pandas', 'pydantic', 'rich', 'torch'}\n"
         "for words in (['--help'], ['stream', '--help'], ['--version'], ['predict', '--none'], ['stream', 't.csv']):\n"
         "    if words[-1] == 't.csv': large.remove('pydantic')  # typer converts words by it\n"

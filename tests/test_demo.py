@@ -8,7 +8,7 @@ from reproduction import methods, networks
 from reproduction.data import load
 from reproduction.demo_figure import draw
 from reproduction.figures import save
-from sepsa import demo
+from sepsa.shell import demo
 
 
 def test_the_demo_has_the_rows_and_the_steps_of_the_papers_experiment():

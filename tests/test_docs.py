@@ -30,7 +30,7 @@ import pytest
 import typer
 import yaml
 
-from sepsa import cli
+from sepsa.shell import cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "reproduction" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

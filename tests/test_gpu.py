@@ -13,9 +13,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
-from sepsa import RLS, OnlineLBFGS, SepSA, SoftmaxNewton, distributed
+from sepsa import RLS, OnlineLBFGS, SepSA, SoftmaxNewton
 from sepsa.heads import PrecisionWarning
-from sepsa.heads.backends.choose import force
+from sepsa.heads.run.choose import force
+from sepsa.ranks import exchange
 from third_party import CapturableLMS
 
 pytestmark = [
@@ -302,7 +303,7 @@ def test_eager_and_captured_steps_mix():
 
 
 def test_any_optimizer_can_be_captured():
-    from sepsa.capture import capture
+    from sepsa.training.capture import capture
 
     torch.manual_seed(0)
     model = copy.deepcopy(CNN).cuda()
@@ -419,8 +420,8 @@ def nccl(tmp_path):
 @pytest.mark.parametrize("n", [1, 16])
 def test_a_graph_holds_the_exchange_between_ranks(nccl, n, compile, monkeypatch):
     gathered = []
-    gather = distributed.gather_equal
-    monkeypatch.setattr(distributed, "gather_equal", lambda *given: gathered.append(given) or gather(*given))
+    gather = exchange.gather_equal
+    monkeypatch.setattr(exchange, "gather_equal", lambda *given: gathered.append(given) or gather(*given))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 2)).cuda()
     twin = copy.deepcopy(model)
@@ -445,7 +446,7 @@ def test_a_graph_holds_the_exchange_between_ranks(nccl, n, compile, monkeypatch)
 
 
 def test_a_wrapped_model_is_not_captured(nccl, monkeypatch):
-    monkeypatch.setattr(distributed, "has_ranks", lambda setting: True)  # as if there were more
+    monkeypatch.setattr(exchange, "has_ranks", lambda setting: True)  # as if there were more
     model = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 2)).cuda()
     optimizer = SepSA(DistributedDataParallel(model), torch.optim.Adam, lr=1e-2)
     with pytest.raises(ValueError, match="make the SepSA on the model itself, with process_group="):
@@ -560,7 +561,7 @@ def test_a_captured_step_chooses_the_ridge_that_the_eager_step_chooses(n, compil
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("bias", [True, False])
 def test_recorded_updates_are_those_of_torch(n, k, m, lam, small, dtype, bias, monkeypatch):
-    monkeypatch.setattr("sepsa.heads.backends.choose.RECORDED_COPIES", small)
+    monkeypatch.setattr("sepsa.heads.run.choose.RECORDED_COPIES", small)
     torch.manual_seed(0)
     heads = [nn.Linear(k, m, bias=bias, device="cuda", dtype=dtype) for _ in range(2)]
     heads[1].load_state_dict(heads[0].state_dict())
@@ -600,7 +601,7 @@ def test_recorded_updates_are_those_of_torch(n, k, m, lam, small, dtype, bias, m
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("where", ["features", "targets"])
 def test_a_recorded_update_refuses_a_bad_batch_and_changes_nothing(lam, n, k, small, bad, where, monkeypatch):
-    monkeypatch.setattr("sepsa.heads.backends.choose.RECORDED_COPIES", small)
+    monkeypatch.setattr("sepsa.heads.run.choose.RECORDED_COPIES", small)
     torch.manual_seed(0)
     linear = nn.Linear(k, 2, device="cuda")
     solver = RLS(forgetting=lam).bind(linear)

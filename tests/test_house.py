@@ -19,10 +19,12 @@ import sepsa
 assert 'torch' not in sys.modules
 if os.fork() == 0:
     import numpy, pyarrow
-    from sepsa.stream.tables import cells, command
+    from sepsa.shell import cells
+    from sepsa.shell import command
     cells.filled(pyarrow.nulls(2, pyarrow.int8()), numpy.int8(0))
     found = {{'pandas'}} & {{*sys.modules}}
-    from sepsa.stream import forecast, sklearn
+    from sepsa.interfaces import sklearn
+    from sepsa import forecast
     sepsa.save, sepsa.load
     print(sorted(found | {{'numba', 'torch'}} & {{*sys.modules}}), flush=True)
     sys.modules['torch'] = None
@@ -34,8 +36,7 @@ if os.fork() == 0:
 os.wait()
 import torch, numpy
 with_torch = set(sys.modules)
-import sepsa.optimizer
-assert sepsa.observe is sys.modules['sepsa.observe'].observe  # the function, not the package
+import sepsa.training.optimizer
 sepsa.SepSA
 new = {{name.split('.')[0] for name in set(sys.modules) - with_torch}}
 print(sorted(new - set(sys.stdlib_module_names)), flush=True)
@@ -93,8 +94,8 @@ def test_an_unknown_name_is_refused():
 
 LONGEST = 60  # lines of a function that still fits on a screen
 LONG = {  # functions that are to be divided, and one whose parameters, with their documentation, take 50 lines
-    "sepsa.stream.kernels.head.rank_one",
-    "sepsa.stream.river.__init__",
+    "sepsa.learner.arithmetic.head.rank_one",
+    "sepsa.interfaces.river.__init__",
 }
 
 

@@ -10,8 +10,8 @@ from torch.nn.functional import mse_loss, one_hot
 
 import sepsa
 from sepsa import RLS, SepSA
-from sepsa.body_step import unwrapped_step
-from sepsa.joint import JointOptimizer
+from sepsa.training.body_step import unwrapped_step
+from sepsa.training.joint import JointOptimizer
 from test_optimizer import batches, by_hand, check_gradient_scaler, same
 
 

@@ -13,7 +13,7 @@ import yaml
 
 import portable
 import sepsa
-from sepsa.stream.experts import EXPERTS
+from sepsa.learner.experts import EXPERTS
 
 ROOT = Path(__file__).parents[1]
 SCHEMAS = {  # schemas that check-jsonschema includes: nothing is downloaded
@@ -102,7 +102,7 @@ def test_the_wheel_is_tried_with_code_that_pages_show():
 
 
 def test_the_page_on_the_command_line_lists_every_command():
-    from sepsa.cli import app
+    from sepsa.shell.cli import app
 
     listed = re.findall(r"^\| `sepsa (\w+)` \|", read("docs/api/cli.md"), flags=re.MULTILINE)
     names = {command.name or command.callback.__name__ for command in app.registered_commands}

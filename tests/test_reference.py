@@ -12,7 +12,7 @@ import pytest
 import sepsa
 
 ROOT = Path(__file__).parents[1]
-PUBLIC = ["sepsa.stream.keyed.KeyedLearner", "sepsa.testing.check_solver"]
+PUBLIC = ["sepsa.interfaces.keyed.KeyedLearner", "sepsa.testing.check_solver"]
 STARS = {griffe.ParameterKind.var_positional: "*", griffe.ParameterKind.var_keyword: "**"}
 WIDEST = 82  # characters of code that a page shows at 1,280 pixels without scrolling
 # Methods that another library calls and documents.

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from river import checks, compose, datasets, evaluate, linear_model, metrics, preprocessing
 
 from reference import nearest_on_simplex
+from sepsa.interfaces.river import ROWS_FOR_SCALE
+from sepsa.learner.calibration import INVERSE_TEMPERATURES
+from sepsa.learner.learner import WARM_UP, StreamLearner
+from sepsa.learner.scales import scaled_as_they_came
 from sepsa.river import SepSAClassifier, SepSAMultiTargetRegressor, SepSARegressor
-from sepsa.stream.calibration import INVERSE_TEMPERATURES
-from sepsa.stream.learner import WARM_UP, StreamLearner
-from sepsa.stream.river import ROWS_FOR_SCALE
-from sepsa.stream.scales import scaled_as_they_came
 
 MODEL_TYPES = (SepSARegressor, SepSAClassifier, SepSAMultiTargetRegressor)
 SMALL = {"hidden": (5,), "seed": 0}

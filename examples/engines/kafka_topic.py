@@ -20,9 +20,9 @@ import numpy as np
 from confluent_kafka import Consumer, Producer
 
 from sepsa.engines.kafka import Row, learn
+from sepsa.interfaces.keyed import KeyedLearner
 from sepsa.river import SepSARegressor
 from sepsa.states.tree import tensors_of
-from sepsa.stream.keyed import KeyedLearner
 
 SENSORS = ("kitchen", "cellar", "roof")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from sepsa._version import __version__
@@ -17,6 +15,9 @@ if TYPE_CHECKING:
     from sepsa.checkpoint import load as load
     from sepsa.checkpoint import save as save
     from sepsa.features import FourierFeatures
+    from sepsa.forecast import OnlineIntervals as OnlineIntervals
+    from sepsa.forecast import SepSAForecaster as SepSAForecaster
+    from sepsa.forecast.panel import SepSAPanelForecaster as SepSAPanelForecaster
     from sepsa.heads import (
         RLS,
         HeadSolver,
@@ -26,14 +27,11 @@ if TYPE_CHECKING:
         PerOutput,
         SoftmaxNewton,
     )
-    from sepsa.joint import muon
-    from sepsa.observe import observe
-    from sepsa.optimizer import SepSA
-    from sepsa.stream.forecast import OnlineIntervals as OnlineIntervals
-    from sepsa.stream.forecast import SepSAForecaster as SepSAForecaster
-    from sepsa.stream.panel import SepSAPanelForecaster as SepSAPanelForecaster
-    from sepsa.stream.sklearn import SepSAClassifier as SepSAClassifier
-    from sepsa.stream.sklearn import SepSARegressor as SepSARegressor
+    from sepsa.interfaces.sklearn import SepSAClassifier as SepSAClassifier
+    from sepsa.interfaces.sklearn import SepSARegressor as SepSARegressor
+    from sepsa.training.joint import muon
+    from sepsa.training.observe import observe
+    from sepsa.training.optimizer import SepSA
 
 __all__ = [
     "RLS",
@@ -52,41 +50,29 @@ __all__ = [
 
 # Imported together when the first of them is asked for: the command line prints help and errors without torch.
 _CORE = {
-    "capture": (),
     "features": ("FourierFeatures",),
     "heads": (
         *("HeadSolver", "LogisticNewton", "NotFinite", "OnlineLBFGS", "PerOutput", "RLS"),
         "SoftmaxNewton",
     ),
-    "joint": ("muon",),
-    "observe": ("observe",),
-    "optimizer": ("SepSA",),
+    "training.joint": ("muon",),
+    "training.observe": ("observe",),
+    "training.optimizer": ("SepSA",),
 }
-_LAZY = {*_CORE, *itertools.chain(*_CORE.values())}
+_LAZY = {"features", "heads", *itertools.chain(*_CORE.values())}
 _PLAIN = {"checkpoint": "", "load": "checkpoint", "save": "checkpoint"}  # which need numpy alone
 # Behind the extra `stream`, so imported when first asked for, and not for `import *`.
 _STREAM = {
-    "OnlineIntervals": "sepsa.stream.forecast",
-    "SepSAClassifier": "sepsa.stream.sklearn",
-    "SepSAForecaster": "sepsa.stream.forecast",
-    "SepSAPanelForecaster": "sepsa.stream.panel",
-    "SepSARegressor": "sepsa.stream.sklearn",
+    "OnlineIntervals": "sepsa.forecast",
+    "SepSAClassifier": "sepsa.interfaces.sklearn",
+    "SepSAForecaster": "sepsa.forecast",
+    "SepSAPanelForecaster": "sepsa.forecast.panel",
+    "SepSARegressor": "sepsa.interfaces.sklearn",
 }
 # What a checkpoint may hold of them; `load` imports the module, in which the class registers itself.
 REGISTERED_BY.update({f"sepsa.{name}": module for name, module in _STREAM.items()})
-REGISTERED_BY.update({"sepsa.river": "sepsa.river", "sepsa stream": "sepsa.stream.tables.model"})
-REGISTERED_BY["sepsa forecast"] = "sepsa.stream.tables.series"
-
-
-class _Package(ModuleType):
-    """This module, in which `observe` is the function: an import of the package `sepsa.observe` does not replace it."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name != "observe" or not isinstance(value, ModuleType):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
+REGISTERED_BY.update({"sepsa.river": "sepsa.river", "sepsa stream": "sepsa.shell.model"})
+REGISTERED_BY["sepsa forecast"] = "sepsa.shell.series"
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,5 @@
 """`python -m sepsa` is the command `sepsa`."""
 
-from sepsa.cli import main
+from sepsa.shell.cli import main
 
 main()

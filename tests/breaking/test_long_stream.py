@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sepsa.learner.columns.reader import Column
+from sepsa.shell.cells import RowBlock
+from sepsa.shell.model import TableModel
 from sepsa.states.tree import tensors_of
-from sepsa.stream.columns.reader import Column
-from sepsa.stream.tables.cells import RowBlock
-from sepsa.stream.tables.model import TableModel
 
 ROWS = 10_000  # a block
 

@@ -22,11 +22,11 @@ from typer.testing import CliRunner
 
 import sepsa
 from reproduction import records
-from sepsa import cli
 from sepsa.checkpoint import CheckpointError, inspect
+from sepsa.shell import cli
+from sepsa.shell.model import TableModel
 from sepsa.states import output
 from sepsa.states.file import lock
-from sepsa.stream.tables.model import TableModel
 
 OLD, NEW = {"a": np.zeros(2000)}, {"a": np.ones(200_000)}
 TABLE = "x,y\n" + "".join(f"{i % 7},{2 * (i % 7)}\n" for i in range(60)) + "1\n"

@@ -14,9 +14,9 @@ import pytest
 
 from breaking.damage import same
 from learners import CASES, Command, Estimator, Forecaster, Head, River, Training, stream
-from sepsa.stream.learner import WARM_UP
-from sepsa.stream.tables import command, formats, inspection, output, source
-from sepsa.stream.tables.options import StreamOptions
+from sepsa.learner.learner import WARM_UP
+from sepsa.shell import command, formats, inspection, output, source
+from sepsa.shell.options import StreamOptions
 
 CUTS = 8
 ALWAYS = (1, 3, WARM_UP - 1, WARM_UP, WARM_UP + 20)  # within the first rows, at their end, and later

@@ -8,8 +8,8 @@ import string
 import pytest
 
 from reference import csv_records
-from sepsa.stream.tables import command, source
-from sepsa.stream.tables.options import StreamOptions
+from sepsa.shell import command, source
+from sepsa.shell.options import StreamOptions
 
 ODD = [
     "", " ", "NA", "nan", "inf", "-inf", "1e400", "1e-400", "-0", "+1", " 7 ", "1_000", "0x10", "1,5", "1.5.2", "--3",

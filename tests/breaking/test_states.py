@@ -19,9 +19,9 @@ from breaking.damage import damages, same
 from heads.test_properties import SOLVERS
 from learners import FOURIER, Estimator, Forecaster, Head, Kind, River, Training, frame, texts
 from sepsa import RLS, SoftmaxNewton
-from sepsa.stream.columns.reader import Column
-from sepsa.stream.tables.cells import RowBlock
-from sepsa.stream.tables.model import TableModel
+from sepsa.learner.columns.reader import Column
+from sepsa.shell.cells import RowBlock
+from sepsa.shell.model import TableModel
 from sepsa.testing import Case
 
 NAMED = re.compile(r"state_dict(\[| must be a dict| has other entries)")

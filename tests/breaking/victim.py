@@ -17,8 +17,8 @@ import torch
 from breaking.damage import same
 from learners import CASES, Command, River
 from sepsa import checkpoint
-from sepsa.stream.keyed import KeyedLearner
-from sepsa.stream.tables import command, source
+from sepsa.interfaces.keyed import KeyedLearner
+from sepsa.shell import command, source
 
 KINDS = {
     "torch": "sepsa-run.sepsa",

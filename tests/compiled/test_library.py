@@ -24,7 +24,7 @@ import numpy as np
 from sepsa.compiled import library
 if sys.argv[1:]:
     library.FOLDER = library.Path(sys.argv[1])
-from sepsa.stream.forecast.kernels.rescale import change_covariance
+from sepsa.forecast.kernels.rescale import change_covariance
 W = np.arange(12.0).reshape(2, 2, 3)
 change_covariance(np.array([0.5, 0.2, 0.1]), np.ones(3), np.ones(3), np.full(3, 2.0), np.full(3, 0.5), W)
 print(W.ravel().tolist())
@@ -159,7 +159,7 @@ def test_threads_and_processes_use_one_code(tmp_path):
     (tmp_path / "program.py").write_text(
         "import concurrent.futures, multiprocessing\n"
         "import numpy as np\n"
-        "from sepsa.stream.engine import Engine\n"
+        "from sepsa.learner.engine import Engine\n"
         "def job(_):\n"
         "    rows = np.arange(8.0).reshape(4, 2)\n"
         "    return Engine(2, 1, ()).learn(rows, rows[:, :1]).ravel().tolist()\n"

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from sepsa.interfaces.keyed import KeyedLearner
 from sepsa.states.tree import tensors_of
-from sepsa.stream.keyed import KeyedLearner
 
 pytest.importorskip("confluent_kafka", reason="the client is not installed: pip install 'sepsa[kafka]'")
 pytest.importorskip("river", reason="River is not installed: pip install 'sepsa[river]'")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from reproduction.slimtik import SlimTik
 from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SoftmaxNewton
-from sepsa.heads.backends.choose import force
+from sepsa.heads.run.choose import force
 
 FEW, MANY = 16, 500  # updates before the answers, and before the states
 PROBES = 5  # rows whose predictions are recorded

@@ -12,9 +12,9 @@ from torch import nn
 
 import reference
 from sepsa import LogisticNewton, SepSA, SoftmaxNewton
-from sepsa.heads.math import class_evidence
-from sepsa.heads.math.cross_entropy import with_curvature, with_ridge
-from sepsa.heads.math.evidence import due, updates_until
+from sepsa.heads.cross_entropy import evidence as class_evidence
+from sepsa.heads.cross_entropy.math import with_curvature, with_ridge
+from sepsa.heads.least_squares.evidence import due, updates_until
 from sepsa.testing import difference, snapshot
 
 

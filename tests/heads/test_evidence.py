@@ -13,10 +13,11 @@ from torch import nn
 import reference
 from sepsa import RLS, PerOutput
 from sepsa.heads import Delta
-from sepsa.heads.backends.choose import force
 from sepsa.heads.base.parameters import join
-from sepsa.heads.math import evidence, least_squares
-from sepsa.heads.math.evidence import REFUTED, Evidence, best_ridge, evidence_of, with_ridge
+from sepsa.heads.least_squares import evidence
+from sepsa.heads.least_squares import math as least_squares
+from sepsa.heads.least_squares.evidence import REFUTED, Evidence, best_ridge, evidence_of, with_ridge
+from sepsa.heads.run.choose import force
 
 K, M = 5, 2
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from sepsa import RLS
-from sepsa.heads.backends.choose import force
+from sepsa.heads.run.choose import force
 
 
 def trained(k=6, n=500, dead=(), batch=1, **options):

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from sepsa.heads.backends.large_block import learn_block, learn_ridge
-from sepsa.heads.math import least_squares
-from sepsa.heads.math.ridge import coordinates, due
+from sepsa.heads.base.ridge import coordinates, due
+from sepsa.heads.least_squares import math as least_squares
+from sepsa.heads.least_squares.large_block import learn_block, learn_ridge
 
 
 def a_state(p, m, size, seed=0):

@@ -18,7 +18,7 @@ from heads.test_adversarial import K as BATTERY_WIDTH
 from in_sepsa import FURTHER
 from reproduction.slimtik import SlimTik
 from sepsa import RLS, LogisticNewton, NotFinite, OnlineLBFGS, PerOutput, SoftmaxNewton
-from sepsa.heads.backends.choose import force
+from sepsa.heads.run.choose import force
 from sepsa.testing import CHECKS, Case, difference, not_finite, snapshot
 
 K, M = 6, 3

@@ -13,7 +13,7 @@ from torch import nn
 
 from reference import curvature, objective, ridge_left, ridge_regression, ridges, weights, with_ones
 from sepsa import RLS
-from sepsa.heads.backends.choose import force
+from sepsa.heads.run.choose import force
 from sepsa.testing import difference, snapshot
 
 

@@ -12,7 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 
 from reference import Dense, ridge_left, ridges, weights, with_ones
 from sepsa import SoftmaxNewton
-from sepsa.heads.math import cross_entropy as cross_entropy_math
+from sepsa.heads.cross_entropy import math as cross_entropy_math
 from sepsa.testing import difference, snapshot
 
 

@@ -11,10 +11,10 @@ from sklearn.linear_model import RidgeCV
 from reference import candidate_weights
 from sepsa import SepSARegressor
 from sepsa.heads.protocols import NotFinite
-from sepsa.stream import batch_fit, stacking
-from sepsa.stream.engine.compiled import Engine
-from sepsa.stream.experts import stack
-from sepsa.stream.learner import StreamLearner
+from sepsa.learner.engine.compiled import Engine
+from sepsa.learner.experts import stack
+from sepsa.learner.learner import StreamLearner
+from sepsa.learner.table_fit import batch_fit, stacking
 
 
 def table(n=120, seed=0):

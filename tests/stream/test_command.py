@@ -25,11 +25,10 @@ import torch
 from typer.testing import CliRunner
 
 import sepsa
-from sepsa import cli
-from sepsa.stream.columns.cells import date_formats, read_cell
-from sepsa.stream.tables import formats, inspection, output, source
-from sepsa.stream.tables import records as table_records
-from sepsa.stream.tables.command import StreamRun
+from sepsa.learner.columns.cells import date_formats, read_cell
+from sepsa.shell import cli, formats, inspection, output, source
+from sepsa.shell import records as table_records
+from sepsa.shell.command import StreamRun
 
 STREAM = "stream t.csv --target y --predictions out.csv"
 SAVED = f"{STREAM} --checkpoint m.sepsa"

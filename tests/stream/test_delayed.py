@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from river import linear_model, preprocessing
 
 from sepsa.checkpoint import CheckpointError
+from sepsa.interfaces.keyed import KeyedLearner
+from sepsa.learner.learner import WARM_UP
 from sepsa.river import Delayed, SepSAClassifier, SepSAMultiTargetRegressor, SepSARegressor
-from sepsa.stream.keyed import KeyedLearner
-from sepsa.stream.learner import WARM_UP
 from test_river import MODEL_TYPES, SMALL, inside, stream, trained
 
 SAMPLE, OTHER = {"a": 1.0, "b": 2.0, "c": 3.0}, {"a": 1.0, "b": 2.0, "c": 4.0}

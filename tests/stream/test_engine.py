@@ -12,11 +12,11 @@ from torch import nn
 
 from reference import covariance_of
 from sepsa import RLS, NotFinite, SepSA
-from sepsa.stream.engine import Engine
-from sepsa.stream.engine import options as engine_options
-from sepsa.stream.engine.options import ACTIVATIONS, OPTIMIZERS
-from sepsa.stream.kernels import body
-from sepsa.stream.learner import WARM_UP, StreamLearner
+from sepsa.learner.arithmetic import body
+from sepsa.learner.engine import Engine
+from sepsa.learner.engine import options as engine_options
+from sepsa.learner.engine.options import ACTIVATIONS, OPTIMIZERS
+from sepsa.learner.learner import WARM_UP, StreamLearner
 
 
 class Cosine(nn.Module):

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from reference import candidate_weights, log_evidence, nearest_targets, ridge_regression, stack_weights, tree_gains
 from sepsa import SepSAClassifier, SepSARegressor
+from sepsa.learner.arithmetic import head
+from sepsa.learner.arithmetic import weigh as kernels_weigh
+from sepsa.learner.engine import Engine
+from sepsa.learner.experts import EXPERTS, bayes, linear, logistic, neighbours, products, stack, tree_growth, tree_parts
+from sepsa.learner.learner import StreamLearner
 from sepsa.river import SepSAClassifier as RiverClassifier
 from sepsa.river import SepSARegressor as RiverRegressor
-from sepsa.stream.engine import Engine
-from sepsa.stream.experts import EXPERTS, bayes, linear, logistic, neighbours, products, stack, tree_growth, tree_parts
-from sepsa.stream.kernels import head
-from sepsa.stream.kernels import weigh as kernels_weigh
-from sepsa.stream.learner import StreamLearner
 
 OPTIONS = {"hidden": (64,), "activation": "fourier", "optimizer": "auto", "lr": 3e-3, "ridge": 10.0, "skip": True}
 OPTIONS |= {"forgetting": "auto", "loss": "huber", "experts": True}

@@ -28,10 +28,10 @@ from reference import (
 )
 from sepsa import SepSAForecaster, SepSAPanelForecaster
 from sepsa.checkpoint import CheckpointError
-from sepsa.stream.forecast.kernels import choice
-from sepsa.stream.forecast.model import ForecastModel, Settings, own_terms
-from sepsa.stream.forecast.seasons import find_seasons
-from sepsa.stream.keyed import KeyedLearner
+from sepsa.forecast.kernels import choice
+from sepsa.forecast.model import ForecastModel, Settings, own_terms
+from sepsa.forecast.seasons import find_seasons
+from sepsa.interfaces.keyed import KeyedLearner
 
 HOUR = 3600.0
 

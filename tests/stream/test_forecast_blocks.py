@@ -13,8 +13,8 @@ from sklearn.base import clone
 
 from breaking.damage import same
 from sepsa import SepSAForecaster, SepSARegressor
-from sepsa.stream.forecast.block_rows import BlockPlan, between, phase, row_numbers
-from sepsa.stream.forecast.grids import Grid
+from sepsa.forecast.block_rows import BlockPlan, between, phase, row_numbers
+from sepsa.forecast.grids import Grid
 
 HOUR = 3600.0
 MONDAY = datetime(2026, 1, 5)

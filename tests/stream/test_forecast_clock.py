@@ -8,9 +8,9 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pytest
 
-from sepsa.stream.forecast.clock import Clock
-from sepsa.stream.forecast.grids import BUSINESS, MONTHS, SECONDS, Grid, find_grid
-from sepsa.stream.forecast.times import read_time, read_times
+from sepsa.forecast.clock import Clock
+from sepsa.forecast.grids import BUSINESS, MONTHS, SECONDS, Grid, find_grid
+from sepsa.forecast.times import read_time, read_times
 
 pd = pytest.importorskip("pandas")
 HOUR, DAY = 3600.0, 86400.0

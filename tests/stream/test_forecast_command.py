@@ -17,11 +17,11 @@ import pytest
 from typer.testing import CliRunner
 
 from breaking.damage import same
-from sepsa import cli
-from sepsa.stream.columns.reader import Column
-from sepsa.stream.tables.cells import RowBlock
-from sepsa.stream.tables.inspection import load_model
-from sepsa.stream.tables.series import ForecastTable
+from sepsa.learner.columns.reader import Column
+from sepsa.shell import cli
+from sepsa.shell.cells import RowBlock
+from sepsa.shell.inspection import load_model
+from sepsa.shell.series import ForecastTable
 
 
 def run(*arguments, code=0):

@@ -17,12 +17,12 @@ from sklearn.datasets import make_classification
 from sklearn.metrics import log_loss
 
 from sepsa import SepSAClassifier, SepSARegressor
-from sepsa.stream import rows
-from sepsa.stream.columns import frame as frames
-from sepsa.stream.columns import inputs
-from sepsa.stream.columns.reader import Column
-from sepsa.stream.tables.cells import RowBlock
-from sepsa.stream.tables.model import TableModel
+from sepsa.learner import rows
+from sepsa.learner.columns import frame as frames
+from sepsa.learner.columns import inputs
+from sepsa.learner.columns.reader import Column
+from sepsa.shell.cells import RowBlock
+from sepsa.shell.model import TableModel
 
 EFFECT = {"Oslo": 0.0, "Rome": 5.0, "Lima": -5.0}
 

@@ -12,8 +12,8 @@ import river_models
 from breaking.damage import same
 from sepsa import SepSAClassifier, SepSARegressor
 from sepsa.checkpoint import CheckpointError
+from sepsa.interfaces.keyed import KeyedLearner
 from sepsa.states import file
-from sepsa.stream.keyed import KeyedLearner
 
 
 def estimator(**settings):

@@ -10,9 +10,9 @@ import pytest
 
 import learners
 from learners import CASES, CLASSIFIER, FOURIER, REGRESSOR, SMALL, Estimator
+from sepsa.interfaces.keyed import KeyedLearner
+from sepsa.learner import options
 from sepsa.river import SepSARegressor as RIVER
-from sepsa.stream import options
-from sepsa.stream.keyed import KeyedLearner
 
 N, LATE = 160, 120
 NAMES = """

@@ -8,10 +8,10 @@ import pytest
 from plain_kernels import plain_kernels
 from sepsa.compiled import code
 from sepsa.compiled.kernels import CALL, kernel
+from sepsa.learner.memory.memory import Layout, Memory
+from sepsa.learner.memory.parts import Field, Part, Record, Rule, work
+from sepsa.learner.memory.views import Frame, Group
 from sepsa.states import schema
-from sepsa.stream.kernels.memory import Layout, Memory
-from sepsa.stream.kernels.parts import Field, Part, Record, Rule, work
-from sepsa.stream.kernels.views import Frame, Group
 
 frame = Frame("test", ("inputs", "rows"), Part("X", float, ("rows", "inputs")))
 size = frame.size

@@ -11,10 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 import sepsa
-from sepsa import cli, river
-from sepsa.stream.columns.reader import column_of
-from sepsa.stream.tables.cells import column_of_arrow
-from sepsa.stream.tables.reading import Reading
+from sepsa import river
+from sepsa.learner.columns.reader import column_of
+from sepsa.shell import cli
+from sepsa.shell.cells import column_of_arrow
+from sepsa.shell.reading import Reading
 
 NAN = float("nan")
 DAY = datetime.datetime(2026, 1, 31, 12, 30)

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from breaking.test_files import forged
-from sepsa import cli
-from sepsa.stream.tables.reading import SETTINGS
+from sepsa.shell import cli
+from sepsa.shell.reading import SETTINGS
 from stream.test_command import folder, run  # noqa: F401
 
 TOWNS = ("Łódź", "Kraków", "Gdańsk")

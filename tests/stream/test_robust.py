@@ -16,13 +16,13 @@ from reference import RobustHeads, excess_step, quantile_step, tail
 from sepsa import FourierFeatures, SepSAClassifier, SepSARegressor
 from sepsa.compiled import code
 from sepsa.compiled.kernels import CALL, kernel
+from sepsa.learner.arithmetic import bounds
+from sepsa.learner.arithmetic.body import GELU, activate, cosines
+from sepsa.learner.arithmetic.robust import follow_quantile
+from sepsa.learner.engine import Engine
+from sepsa.learner.experts import network
+from sepsa.learner.learner import WARM_UP, StreamLearner
 from sepsa.states.tree import tensors_of
-from sepsa.stream.engine import Engine
-from sepsa.stream.experts import network
-from sepsa.stream.kernels import bounds
-from sepsa.stream.kernels.body import GELU, activate, cosines
-from sepsa.stream.kernels.robust import follow_quantile
-from sepsa.stream.learner import WARM_UP, StreamLearner
 
 DEFAULT = {"hidden": (64,), "activation": "fourier", "optimizer": "auto", "lr": 3e-3, "ridge": 10.0, "skip": True}
 DEFAULT |= {"forgetting": "auto", "loss": "huber"}

@@ -16,9 +16,9 @@ from typing import Any
 
 FOLDER, PACKAGE = Path(__file__).parent, Path(__file__).parents[1]
 # The modules that define kernels, and all files of which their code is made.
-DEFINING: tuple[str, ...] = ("sepsa.compiled.least_squares", "sepsa.stream.experts", "sepsa.stream.experts.step")
-DEFINING += ("sepsa.stream.forecast.kernels.rescale",)
-SOURCES = ("candidates.py", "restoration.py", "compiled", "stream/experts", "stream/kernels", "stream/forecast/kernels")
+DEFINING: tuple[str, ...] = ("sepsa.compiled.least_squares", "sepsa.learner.experts", "sepsa.learner.experts.step")
+DEFINING += ("sepsa.forecast.kernels.rescale",)
+SOURCES = ("restoration.py", "compiled", "learner/arithmetic", "learner/experts", "learner/memory", "forecast/kernels")
 
 
 def digest() -> str:

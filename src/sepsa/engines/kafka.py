@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple
 
+from sepsa.interfaces.keyed import KeyedLearner
 from sepsa.interrupt import DeferredInterrupt
-from sepsa.stream.keyed import KeyedLearner
 from sepsa.validation import at_least
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sepsa.stream.forecast.forecaster import SepSAForecaster
+from sepsa.forecast.forecaster import SepSAForecaster
 from sepsa.validation import needs_extra
 
 with needs_extra("sepsa.engines.sktime", "sktime"):

@@ -21,9 +21,9 @@ from sepsa.heads.base.checks import (
 )
 from sepsa.heads.base.head import OwnsHead
 from sepsa.heads.base.state_checks import read_ridges, read_solver
-from sepsa.heads.math.cross_entropy import probabilities_of
-from sepsa.heads.math.least_squares import mean_squared_error
-from sepsa.heads.math.quasi_newton import LBFGSState, compact, curve, direction, moved, remember, step_size
+from sepsa.heads.cross_entropy.math import probabilities_of
+from sepsa.heads.least_squares.math import mean_squared_error
+from sepsa.heads.quasi_newton import LBFGSState, compact, curve, direction, moved, remember, step_size
 from sepsa.states import schema
 from sepsa.validation import at_least, in_range
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from sepsa.heads.protocols import Capturable, NotFinite, Revertible
-from sepsa.optimizer import SepSA
 from sepsa.testing.case import (
     COPIES,
     Case,
@@ -26,6 +25,7 @@ from sepsa.testing.case import (
     refused,
     snapshot,
 )
+from sepsa.training.optimizer import SepSA
 
 # ---------------------------------------------------------------------- learning
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sepsa.heads.base.checks import check_rows, explain_nonfinite
-from sepsa.heads.math.ridge import BiasRidge, bias_bounds
+from sepsa.heads.base.ridge import BiasRidge, bias_bounds
 
 
 def width(linear: nn.Linear) -> int:

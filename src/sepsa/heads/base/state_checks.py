@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sepsa.heads.base.checks import bias_setting
-from sepsa.heads.math.ridge import BiasRidge
+from sepsa.heads.base.ridge import BiasRidge
 from sepsa.states.schema import Entries, brief, damaged, read, settings
 from sepsa.validation import in_range
 

@@ -1,0 +1,839 @@
+"""`SepSAForecaster`: names, times and gaps of series, their first rows, and the interfaces of River and of arrays."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import threading
+import warnings
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from sepsa.forecast import show
+from sepsa.forecast.clock import HISTORY, Clock, Place
+from sepsa.forecast.history import IMAGINED, MOST_LAGS, History, Purpose
+from sepsa.forecast.model import KNOWN, ForecastModel, Settings, interval, quantile
+from sepsa.forecast.rows import (
+    ONLY,
+    Ahead,
+    Row,
+    Table,
+    arranged,
+    in_order,
+    read_inputs,
+    read_table,
+    read_values,
+)
+from sepsa.forecast.seasons import check_seasons
+from sepsa.forecast.times import Moments, Time, Times, read_times
+from sepsa.interrupt import DeferredInterrupt
+from sepsa.learner.arithmetic.robust import HUGE
+from sepsa.learner.memory.parts import Floats
+from sepsa.states import schema
+from sepsa.states.objects import Saves, check_stamp, rebuilt_as, stamp
+from sepsa.states.plain import pack_label, unpack_labels
+from sepsa.validation import at_least, in_range
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from matplotlib.axes import Axes
+
+    from sepsa.forecast.blocks import BlockHistory
+
+LARGEST = {"horizon": 2000, "lags": MOST_LAGS}
+NO_ROW = "the forecaster has learned no row yet: call fit, learn_one or prequential first"
+Value = TypeVar("Value", float, tuple[float, float])
+
+
+@rebuilt_as("sepsa.SepSAForecaster")
+class SepSAForecaster(Saves):
+    """Forecast one or several series by linear heads that learn each step as soon as its value is known.
+
+    Choose it where values come one after another and the model should learn from every one at once. The inputs of a
+    head are the last values of the series, the recent changes of the other series, seasons, and exogenous inputs. There
+    is a head for each forgetting factor; their mean, weighted by recent errors, is used as far as it has been better
+    than the last value and the last value of each season. At forgetting 1 the weights of step h equal ridge regression
+    on all pairs known so far.
+
+    Args:
+        horizon: Number of rows to forecast.
+        lags: Number of last values that are inputs. "auto": four times the shortest season, between 24 and 96.
+        seasons: Periods in rows. "auto": day, week and year where rows have times, as soon as there are two of them,
+            otherwise found in the first 16, 32, ..., 2,048 rows.
+        forgetting: Forgetting factors in (0.5, 1], one head for each.
+        ridge: Ridge of the heads; 30 has the weight of thirty rows of unit inputs.
+        step: Seconds between two rows, or "day", "business day", "week", "month", "quarter" or "year". None: found
+            from the times of the first rows.
+        bounds: The least and the largest value that a series can have, None for no bound.
+        every: Rows of a block. 1: forecasts are made after every row. 24: they are made every 24 rows, for the next
+            `horizon` ones together, by the learner of `SepSARegressor` with a row for each block, which holds the last
+            three blocks, those of a season ago, and inputs. `fit` is its `fit`, `update` its `partial_fit`.
+        start: The row of the day, counted from midnight, at which a block begins; without times, the number of rows
+            before the first block. With `every` alone.
+        known_ahead: Whether the exogenous inputs of a row are known before it is forecast. `errors_` are then those of
+            forecasts that use them, and with `every` so is all that is learned.
+        seed: Seed of the learner of blocks.
+
+    See also:
+        `sepsa.river.SepSARegressor` for targets that are not a time series; `sepsa forecast` in the shell.
+
+    Examples:
+        >>> import math
+        >>> from sepsa import SepSAForecaster
+        >>> model = SepSAForecaster(horizon=3, seasons=[24])
+        >>> load = [math.sin(2 * math.pi * hour / 24) for hour in range(503)]
+        >>> for y in load[:500]:
+        ...     model.learn_one(y)
+        >>> max(abs(y - f) for y, f in zip(load[500:], model.forecast())) < 0.1
+        True
+    """
+
+    def __init__(
+        self,
+        horizon: int = 24,
+        *,
+        lags: int | Literal["auto"] = "auto",
+        seasons: Sequence[float] | Literal["auto"] = "auto",
+        forgetting: Sequence[float] = (0.9995, 1.0),
+        ridge: float = 30.0,
+        step: float | str | None = None,
+        bounds: tuple[float | None, float | None] = (None, None),
+        every: int = 1,
+        start: int = 0,
+        known_ahead: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self.horizon, self.lags, self.seasons = horizon, lags, seasons
+        self.forgetting, self.ridge, self.step = forgetting, ridge, step
+        self.bounds = bounds
+        for name, value in (("horizon", horizon), ("lags", lags)):
+            if value != "auto" and at_least(name, value, 1) > LARGEST[name]:
+                raise ValueError(f"{name} must be at most {LARGEST[name]}, got {value}")
+        if seasons != "auto":
+            check_seasons(seasons)
+        if not 0 < len(forgetting) <= 16:
+            raise ValueError(f"forgetting must hold 1 to 16 numbers in (0.5, 1], got {schema.brief(forgetting)}")
+        for factor in forgetting:
+            in_range("forgetting", factor, 0.5, 1.0)
+        in_range("ridge", ridge, 0.0, HUGE)
+        if ridge < 1e-30:
+            raise ValueError(f"ridge must be at least 1e-30, got {ridge}")
+        self.every, self.start, self.known_ahead, self.seed = every, start, known_ahead, seed
+        self._limits = check_bounds(bounds)
+        self._check_blocks()
+        self._lock = threading.RLock()
+        self._reset()
+
+    def _check_blocks(self) -> None:
+        """Raise a ValueError for options that do not fit `every`."""
+        if at_least("every", self.every, 1) > LARGEST["horizon"]:
+            raise ValueError(f"every must be at most {LARGEST['horizon']} rows, got {self.every}")
+        if at_least("start", self.start, 0) >= self.every:
+            raise ValueError(
+                f"start must be a row of a block, 0 to {self.every - 1} for every={self.every}, got {self.start}"
+            )
+        at_least("seed", self.seed, 0)
+        for name in ("forgetting", "ridge") if self.every > 1 else ():
+            if plain_values({name: getattr(self, name)}) != plain_values({name: OPTIONS[name]}):
+                raise ValueError(
+                    f"{name} must be left out for every={self.every}, whose learner finds it by itself, got "
+                    f"{getattr(self, name)!r}"
+                )
+
+    def _reset(self) -> None:
+        """Forget all rows."""
+        self._names: list[Hashable] | None = None
+        self._inputs: list[Hashable] = []
+        self._flat = True
+        self._frame = ""  # "pandas" or "polars" where rows came in its frames
+        self._column = ""  # the column of the first frame that had the times
+        self._clock = Clock(self.step)
+        self._history = self._new_history()
+        self._waiting: list[tuple[Floats, Floats]] = []  # rows after a leap in time
+        self._refused = 0
+
+    def _new_history(self) -> History | BlockHistory:
+        """The history of the series and inputs that are named."""
+        forgetting, m, q = tuple(map(float, self.forgetting)), len(self._names or ()), len(self._inputs)
+        settings = Settings(m, q, self.horizon, 0, (), forgetting, self.ridge, self.known_ahead, self._limits)
+        if self.every == 1:
+            return History(settings, self.lags, self.seasons)
+        from sepsa.forecast.blocks import BlockHistory  # needs scikit-learn
+
+        return BlockHistory(
+            settings,
+            self.every,
+            self.start,
+            self.lags,
+            self.seasons,
+            self.seed,
+            self._clock,
+        )
+
+    @property
+    def _model(self) -> ForecastModel | BlockHistory | None:
+        return self._history.model
+
+    def _get_params(self) -> dict[str, Any]:
+        return plain_values({name: getattr(self, name) for name in OPTIONS})
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the options by name, as scikit-learn's `clone` asks for them.
+
+        Args:
+            deep: Without effect: no option is an estimator.
+        """
+        return {name: getattr(self, name) for name in OPTIONS}
+
+    def set_params(self, **options: Any) -> Self:
+        """Set options of a forecaster that has no rows yet.
+
+        Args:
+            **options: Options of the constructor by name.
+
+        Returns:
+            The forecaster.
+
+        Raises:
+            ValueError: There are rows, which were learned with other options, or an option is wrong; nothing changed.
+        """
+        unknown = [name for name in options if name not in OPTIONS]
+        if unknown:
+            raise ValueError(f"SepSAForecaster has no option {unknown[0]!r}: its options are {', '.join(OPTIONS)}")
+        if self.rows:
+            raise ValueError(f"options must be set before the first row, got {self.rows} rows: clone the forecaster")
+        return self._become(type(self)(**(self.get_params() | options)))
+
+    def _become(self, other: Self) -> Self:
+        """Take over the options and the state of another forecaster, which is not used any more."""
+        with self._lock:
+            vars(self).update({name: value for name, value in vars(other).items() if name != "_lock"})
+        return self
+
+    def __repr__(self) -> str:
+        defaults = plain_values(OPTIONS) | {"horizon": None}
+        given = ", ".join(f"{k}={v!r}" for k, v in self._get_params().items() if v != defaults[k])
+        grid, name = self._clock.grid, type(self).__name__
+        if self._model is None:
+            return f"{name}({given})"
+        every = "" if grid is None else f", every {grid.words()}"
+        return f"{name}({given})  # {self.rows} rows{every}, seasons {[round(s, 2) for s in self.seasons_]}"
+
+    @property
+    def rows(self) -> int:
+        """The number of rows so far, including rows in gaps."""
+        return self._history.rows
+
+    @property
+    def outliers_(self) -> int:
+        """The number of implausible values, which were treated as missing unless several came in a row."""
+        return 0 if self._model is None else self._model.outliers
+
+    @property
+    def refused_(self) -> int:
+        """The number of rows whose time leapt ahead and was not confirmed by the rows after them."""
+        return self._refused
+
+    @property
+    def seasons_(self) -> tuple[float, ...]:
+        """The periods in rows that are inputs, given or found."""
+        return () if self._model is None else self._model.settings.seasons
+
+    @property
+    def step_(self) -> str | None:
+        """The time between two rows in words, such as "business day" or "900 seconds"; None without times."""
+        return None if self._clock.grid is None else self._clock.grid.words()
+
+    @property
+    def errors_(self) -> dict[str, Floats]:
+        """Recent mean absolute errors (series, horizon): of the forecasts, of the last value and of each season's."""
+        return {} if self._model is None else self._model.errors()
+
+    def clock(self) -> Clock:
+        """Return a copy of the clock, which is at the last row."""
+        return self._clock.copy()
+
+    def times(self, horizon: int | None = None) -> list[Time | None]:
+        """Return the times of the next rows, as forecasts have them: dates or numbers; None without times.
+
+        Args:
+            horizon: Number of rows, at most that of the constructor; None for that.
+        """
+        return [self._clock.ahead(h) for h in range(1, self._check_horizon(horizon) + 1)]
+
+    # ------------------------------------------------------------------ learning
+
+    def learn_one(self, y: Row, x: Mapping[Any, float] | None = None, *, time: Time | None = None) -> None:
+        """Learn the values of the next row.
+
+        Args:
+            y: A number, or a dict or sequence of numbers, one per series; None and NaN are missing.
+            x: Exogenous inputs of the row by name; dates among them are ignored.
+            time: Time of the row: seconds, a datetime or a datetime64. Rows left out since the last time are a gap,
+                whose values are missing. A time far beyond all others waits until the rows after it confirm it.
+
+        Raises:
+            ValueError: `time` is not later than the last one, or names differ from those of earlier rows; nothing
+                changed.
+        """
+        names, values = read_values(y)
+        inputs, given = read_inputs(x)
+        Y = in_order("y", self._names, names, values)[None]
+        E = in_order("x", self._inputs if self._names else None, inputs, given)[None]
+        moments = None if time is None else read_times([time])
+        with self._lock, DeferredInterrupt():
+            self._take(Table(Y, names, names == [ONLY], moments, ""), E, inputs)
+
+    @overload
+    def prequential(
+        self,
+        Y: ArrayLike,
+        X: ArrayLike | None = None,
+        *,
+        horizon: int | None = None,
+        times: Times | None = None,
+        coverage: None = None,
+        known_ahead: bool | None = None,
+        every: int = 1,
+    ) -> Floats: ...
+    @overload
+    def prequential(
+        self,
+        Y: ArrayLike,
+        X: ArrayLike | None = None,
+        *,
+        horizon: int | None = None,
+        times: Times | None = None,
+        coverage: float,
+        known_ahead: bool | None = None,
+        every: int = 1,
+    ) -> tuple[Floats, Floats, Floats]: ...
+    def prequential(
+        self,
+        Y: ArrayLike,
+        X: ArrayLike | None = None,
+        *,
+        horizon: int | None = None,
+        times: Times | None = None,
+        coverage: float | None = None,
+        known_ahead: bool | None = None,
+        every: int = 1,
+    ) -> Floats | tuple[Floats, Floats, Floats]:
+        """Learn rows in order and return the forecasts made after each of them.
+
+        Args:
+            Y: Values (n, series) or (n,), an array or a frame; NaN is missing.
+            X: Exogenous inputs (n, inputs), or (n,) of one input.
+            horizon: Number of rows to forecast, at most that of the constructor; None for that.
+            times: Times of the rows, as for `learn_one`: an array, a Series, a DatetimeIndex, or the name of a column
+                of the frame Y. None: the DatetimeIndex of a frame, if it has one.
+            coverage: A share in (0, 1) to return intervals too; None for none.
+            known_ahead: Whether forecasts use the exogenous inputs of the rows that they forecast; None for what the
+                constructor says.
+            every: Return the forecasts made after every so many rows of Y alone: n // every of them.
+
+        Returns:
+            Forecasts (n, horizon, series), or (n, horizon) for Y (n,); with `coverage` a tuple of forecasts, lower ends
+            and upper ends, infinite where there were too few errors. NaN after a row that waits for the confirmation
+            of its time, and before a series has its first value. In blocks, forecasts after a row inside a block are
+            the rest of those made before the block, then NaN; so are those that need inputs of rows after the last.
+        """
+        steps, step = self._check_horizon(horizon, self.horizon), at_least("every", every, 1)
+        if coverage is not None:
+            check_coverage(coverage)
+        ahead = self.known_ahead if known_ahead is None else known_ahead
+        if self.every > 1 and ahead != self.known_ahead:
+            raise ValueError("known_ahead must be given to SepSAForecaster where it has every, got it for this call")
+        table, made, quantiles = self._learn_table(Y, X, times, "forecasts", coverage is not None, ahead)
+
+        def shaped(array: Floats) -> Floats:
+            array = array[step - 1 :: step, ..., :steps]
+            return array[:, 0] if table.flat else array.transpose(0, 2, 1)
+
+        if coverage is None:
+            return shaped(made)
+        low, high = interval(quantiles.swapaxes(0, 1), coverage, self._limits)
+        return shaped(made), shaped(low), shaped(high)
+
+    def _learn_table(
+        self,
+        Y: ArrayLike,
+        X: ArrayLike | None,
+        times: Times | None,
+        purpose: Purpose,
+        intervals: bool = False,
+        ahead: bool = False,
+    ) -> tuple[Table, Floats, Floats]:
+        """Learn the rows of a table; returns it, and what `_take` does."""
+        table, E, inputs = self._read(Y, X, times)
+        with self._lock, DeferredInterrupt():
+            return table, *self._take(table, E, inputs, purpose, intervals, ahead)
+
+    def _read(self, Y: ArrayLike, X: ArrayLike | None, times: Times | None) -> tuple[Table, Floats, list[Hashable]]:
+        """The rows of Y and X, in the order of the names so far."""
+        table = read_table("Y", Y, times)
+        if not table.values.size:
+            raise ValueError(f"Y must be rows (n, series) or (n,), got an array of shape {np.shape(Y)}")
+        empty = np.empty((len(table.values), 0))
+        inputs = Table(empty, [], False, None, "") if X is None else read_table("X", X)
+        if len(inputs.values) != len(table.values):
+            raise ValueError(
+                f"X must be rows ({len(table.values)}, inputs), got an array of shape "
+                f"{np.shape(() if X is None else X)}"
+            )
+        if inputs.times is not None and table.times is not None:
+            other = np.flatnonzero(inputs.times.seconds != table.times.seconds)
+            if len(other):
+                raise ValueError(
+                    f"X must have the times of Y, got others in {len(other)} rows, first in row {other[0]}: give "
+                    "X.loc[Y.index], or an array, which has no times"
+                )
+        if self._names is not None:
+            table = table._replace(values=arranged("Y", self._names, table), names=self._names)
+            inputs = inputs._replace(values=arranged("X", self._inputs, inputs))
+        return table, inputs.values, inputs.names
+
+    def _take(
+        self,
+        table: Table,
+        E: Floats,
+        inputs: list[Hashable],
+        purpose: Purpose = "learn",
+        intervals: bool = False,
+        ahead: bool = False,
+    ) -> tuple[Floats, Floats]:
+        """Learn rows; returns the forecasts made after each (n, m, H), and their quantiles (n, levels, m, H)."""
+        clock, before, Y = self._clock.copy(), vars(self).copy(), table.values
+        plan = None if table.times is None else self._plan(clock, table.times)
+        if plan is None:
+            clock.proceed(len(Y))
+        if self._names is None:
+            self._names, self._inputs, self._flat = table.names, inputs, table.names == [ONLY]
+            self._frame, self._column, self._clock = table.frame, table.clock, clock
+            self._history = self._new_history()
+        self._clock = clock
+        try:
+            self._history = self._history.begun(purpose)
+            if plan is None:
+                result = self._history.learn(Y, E, intervals, ahead)
+            else:
+                result = self._follow(plan, Y, E, intervals, ahead)
+            found = self._history.finish()
+        except BaseException:
+            vars(self).update(before)
+            raise
+        if self.rows >= HISTORY:
+            clock.first = []
+        for series, point, what in found:
+            at = f"row {point}" if clock.last is None else clock.ahead(point - clock.last)
+            of = "" if self._flat else f" of {(self._names or ())[series]!r}"
+            warnings.warn(
+                f"y{of} up to {at}: {what}: if their unit has changed, call fit with all rows in one unit; if they are "
+                "wrong, call fit with NaN in their place",
+                stacklevel=3,
+            )
+        for place in plan or ():
+            if place.dropped:
+                warnings.warn(
+                    f"{place.dropped} row(s) with a time far ahead were left out, as the rows after them have earlier "
+                    "times",
+                    stacklevel=3,
+                )
+        return result
+
+    def _plan(self, clock: Clock, moments: Moments) -> list[Place]:
+        """Where the rows of these times go; an error before anything has changed."""
+        clock.begin(moments)
+        clock.check_numbers(moments.seconds)
+        clock.check_order(moments.seconds)
+        rows, plan = self.rows, []
+        for at in moments.seconds.tolist():
+            place = clock.place(at, rows)
+            if place.points is not None:
+                rows = int(place.points[-1]) + 1
+            rows += sum(min(gap, IMAGINED) + 1 for gap in place.gaps)
+            plan.append(place._replace(point=clock.last or 0))
+        return plan
+
+    def _follow(self, plan: list[Place], Y: Floats, E: Floats, intervals: bool, ahead: bool) -> tuple[Floats, Floats]:
+        """Learn rows at their places."""
+        m, H = Y.shape[1], self.horizon
+        made = np.full((len(Y), m, H), np.nan)
+        quantiles = np.full((len(Y) if intervals else 0, KNOWN, m, H), np.nan)
+        i = 0
+        while i < len(Y):
+            place, end = plan[i], i + 1
+            self._history.point = place.point - sum(gap + 1 for gap in place.gaps)
+            if place.dropped:
+                self._refused += place.dropped
+                self._waiting = []
+            if place.grid is not None:
+                self._history.grid = place.grid
+            if place.points is not None:
+                self._history.regrid(place.points)
+            if not place.gaps:
+                self._waiting = [*self._waiting, (Y[i].copy(), E[i].copy())]
+            else:
+                for (y, e), gap in zip(self._waiting, place.gaps, strict=False):
+                    self._history.learn_spaced(y[None], e[None], [gap], False, ahead)
+                self._waiting = []
+                while end < len(Y) and plain(plan[end]):
+                    end += 1
+                gaps = [one.gaps[-1] for one in plan[i:end]]
+                result = self._history.learn_spaced(Y[i:end], E[i:end], gaps, intervals, ahead)
+                made[i:end], quantiles[i : end if intervals else i] = result
+            i = end
+        return made, quantiles
+
+    # ------------------------------------------------------------------ forecasts
+
+    def forecast(
+        self, horizon: int | None = None, xs: Ahead | None = None
+    ) -> list[float] | list[dict[Hashable, float]]:
+        """Forecast the next rows, whose times `times()` returns.
+
+        Args:
+            horizon: Number of rows, at most that of the constructor; None for that.
+            xs: Exogenous inputs of these rows, as far as they are known.
+
+        Returns:
+            A list of numbers, or of dicts by series where `y` had several; NaN for a series without any value so far.
+
+        Raises:
+            ValueError: There was no row yet.
+        """
+        made, _ = self._forecast(horizon, xs)
+        return self._labelled(made.tolist())
+
+    def intervals(
+        self,
+        horizon: int | None = None,
+        xs: Ahead | None = None,
+        *,
+        coverage: float = 0.9,
+    ) -> list[tuple[float, float]] | list[dict[Hashable, tuple[float, float]]]:
+        """Forecast an interval for each of the next rows.
+
+        The ends are adapted to the errors of earlier forecasts of each step, so that in the long run the share
+        `coverage` of the values lies between them, whatever their distribution. An interval of a step is infinite, or
+        ends at the bounds, until that step has coverage / (1 - coverage) errors: 9 for 0.9.
+
+        Args:
+            horizon: Number of rows, at most that of the constructor; None for that.
+            xs: Exogenous inputs of these rows, as far as they are known.
+            coverage: A share in (0, 1).
+
+        Returns:
+            A list of pairs (low, high), or of dicts of pairs by series where `y` had several.
+        """
+        check_coverage(coverage)
+        _, quantiles = self._forecast(horizon, xs)
+        low, high = interval(quantiles, coverage, self._limits)
+        return self._labelled([list(zip(*ends, strict=True)) for ends in zip(low.tolist(), high.tolist(), strict=True)])
+
+    def _forecast(self, horizon: int | None, xs: Ahead | None = None, E: Floats | None = None) -> tuple[Floats, Floats]:
+        """The forecasts (m, steps) and their quantiles; inputs ahead are `xs`, or E in the order of their names."""
+        steps = self._check_horizon(horizon)
+        with self._lock:
+            if self._model is None:
+                raise ValueError(NO_ROW)
+            if not self._history.reach():
+                raise ValueError(
+                    f"the {self.horizon} rows that are forecast every {self.every} rows have come: the next forecast "
+                    "is made when the block is complete"
+                )
+            if E is None:
+                rows = [in_order("xs", self._inputs, *read_inputs(x)) for x in xs or ()]
+                E = np.array(rows).reshape(len(rows), len(self._inputs))
+            E = E[:steps] if self.every == 1 else E
+            self._history.check_ahead(len(E))
+            made, quantiles = self._model.forecast(E)
+            return made[:, :steps], quantiles[..., :steps]
+
+    def _labelled(self, series: list[list[Value]]) -> list[Value] | list[dict[Hashable, Value]]:
+        """The numbers or pairs of each series and step as those of each step, or as dicts of them."""
+        if self._names is None or self._names == [ONLY]:
+            return series[0]
+        return [dict(zip(self._names, step, strict=True)) for step in zip(*series, strict=True)]
+
+    def _check_horizon(self, horizon: int | None, reach: int | None = None) -> int:
+        """The number of rows to forecast, at most so many as the forecast reaches; None for all of them."""
+        reach = self._history.reach() if reach is None else reach
+        if horizon is None:
+            return reach
+        if not reach:
+            return at_least("horizon", horizon, 1)
+        if reach < at_least("horizon", horizon, 1) <= self.horizon:
+            raise ValueError(
+                f"horizon must be at most {reach}, the rows left of what was forecast every {self.every} rows, got "
+                f"{horizon}: None forecasts these"
+            )
+        if horizon > self.horizon:
+            raise ValueError(
+                f"horizon must be at most {self.horizon}, which this forecaster learns, got {horizon}: "
+                f"make one with SepSAForecaster(horizon={horizon})"
+            )
+        return horizon
+
+    # ------------------------------------------------------------------ the interface of arrays and frames
+
+    def fit(self, y: ArrayLike, X: ArrayLike | None = None, *, times: Times | None = None) -> Self:
+        """Forget all rows, then learn these, in order.
+
+        Args:
+            y: Values (n,) or (n, series): an array, or a Series or frame of pandas or Polars.
+            X: Exogenous inputs (n, inputs), or (n,) of one input.
+            times: As for `prequential`.
+
+        Returns:
+            The forecaster.
+        """
+        fresh = type(self)(**self.get_params())
+        fresh._learn_table(y, X, times, "fit")
+        return self._become(fresh)
+
+    def update(self, y: ArrayLike, X: ArrayLike | None = None, *, times: Times | None = None) -> Self:
+        """Learn further rows.
+
+        Args:
+            y: Values (n,) or (n, series) of the rows after those learned.
+            X: Exogenous inputs (n, inputs), or (n,) of one input.
+            times: As for `prequential`.
+
+        Returns:
+            The forecaster.
+        """
+        self._learn_table(y, X, times, "learn")
+        return self
+
+    def _check(self, y: ArrayLike, X: ArrayLike | None = None, *, times: Times | None = None) -> None:
+        """Raise the error that `update` raises for these rows; nothing changes."""
+        table, _, inputs = self._read(y, X, times)
+        clock = self.clock()
+        if table.times is not None:
+            self._plan(clock, table.times)
+        self._history.check(clock.grid, len(table.names), len(inputs))
+
+    @overload
+    def predict(self, horizon: int | None = None, X: ArrayLike | None = None) -> Floats: ...
+    @overload
+    def predict(
+        self, horizon: int | None = None, X: ArrayLike | None = None, *, coverage: float
+    ) -> tuple[Floats, Floats, Floats]: ...
+    @overload
+    def predict(
+        self, horizon: int | None = None, X: ArrayLike | None = None, *, coverage: Sequence[float]
+    ) -> tuple[Floats, dict[float, tuple[Floats, Floats]]]: ...
+    @overload
+    def predict(
+        self, horizon: int | None = None, X: ArrayLike | None = None, *, quantiles: Sequence[float]
+    ) -> tuple[Floats, dict[float, Floats]]: ...
+    def predict(
+        self,
+        horizon: int | None = None,
+        X: ArrayLike | None = None,
+        *,
+        coverage: float | Sequence[float] | None = None,
+        quantiles: Sequence[float] | None = None,
+    ) -> object:
+        """Forecast the next rows as an array or, after frames of pandas or Polars, as a Series or frame with times.
+
+        Args:
+            horizon: Number of rows, at most that of the constructor; None for that.
+            X: Exogenous inputs (k, inputs), or (k,) of one input, of these rows, as far as they are known.
+            coverage: A share in (0, 1) to return the lower and the upper ends too, or several shares.
+            quantiles: Levels in (0, 1) to return these quantiles of the forecasts too.
+
+        Returns:
+            Forecasts (horizon,) or (horizon, series); with one `coverage` a tuple of forecasts, lower ends and upper
+            ends. With several shares, a tuple of forecasts and a dict of both ends by share; with `quantiles`, of
+            forecasts and a dict of values by level. A frame of Polars has the times in the column whose name was given
+            as `times`.
+        """
+        if coverage is not None and quantiles is not None:
+            raise ValueError("coverage or quantiles must be given, got both: coverage 0.9 is quantiles=[0.05, 0.95]")
+        asked = () if coverage is None else coverage
+        shares = [check_coverage(share) for share in np.atleast_1d(asked).tolist()]
+        levels = [check_coverage(level, "quantiles") for level in quantiles or ()]
+        steps = self._check_horizon(horizon if self.every == 1 else None)  # a block has the inputs of all its rows
+        made, known = self._forecast(horizon, E=self._rows_ahead(X, steps))
+        forecast = self._framed(made)
+        if coverage is None and quantiles is None:
+            return forecast
+        ends = {share: tuple(map(self._framed, interval(known, share, self._limits))) for share in shares}
+        if np.ndim(asked) == 0:
+            return (forecast, *ends[shares[0]])
+        return forecast, ends | {level: self._framed(quantile(known, level, self._limits)) for level in levels}
+
+    def _rows_ahead(self, X: ArrayLike | None, steps: int) -> Floats | None:
+        """The exogenous inputs of rows to forecast, in the order of their names."""
+        if X is None:
+            return None
+        table = read_table("X", X)
+        if len(table.values) > steps:
+            raise ValueError(f"X must have at most the {steps} rows that are forecast, got {len(table.values)}")
+        self._check_times("X", table)
+        return arranged("X", self._inputs, table)
+
+    def _check_times(self, what: str, table: Table) -> None:
+        """Raise a ValueError where rows ahead have other times."""
+        if table.times is None or self._clock.grid is None or self._clock.last is None:
+            return
+        for h, at in enumerate(table.times.seconds.tolist(), 1):
+            if self._clock.index(at) != self._clock.last + h:
+                raise ValueError(
+                    f"{what} must have the times of the rows ahead, {self._clock.ahead(h)} in row {h - 1}, got "
+                    f"{self._clock.label(at)}: give these rows, or an array, which has no times"
+                )
+
+    def _framed(self, values: Floats) -> Any:
+        """Values (m, H) in the shape of the rows that were learned."""
+        out = values[0] if self._flat else values.T
+        times = self.times(values.shape[1])
+        if self._frame == "polars":
+            pl = importlib.import_module("polars")
+            if self._flat and not self._column:
+                return pl.Series(ONLY, out)
+            clock = {self._column: times} if self._column else {}
+            return pl.DataFrame(clock | dict(zip(map(str, self._names or ()), values, strict=True)))
+        if self._frame != "pandas":
+            return out
+        import pandas as pd
+
+        index = None if times[0] is None else pd.Index(times)
+        return pd.Series(out, index) if self._flat else pd.DataFrame(out, index, columns=pd.Index(self._names or []))
+
+    def score(self, y: ArrayLike, X: ArrayLike | None = None) -> float:
+        """Return the mean absolute error of the forecasts of the next rows.
+
+        Args:
+            y: The values of the next rows, at most `horizon`.
+            X: Exogenous inputs of these rows.
+        """
+        table = read_table("y", y)
+        made, _ = self._forecast(len(table.values), E=self._rows_ahead(X, self._check_horizon(None)))
+        self._check_times("y", table)
+        return float(np.nanmean(np.abs(arranged("y", self._names or [], table) - made.T)))
+
+    def plot(
+        self, series: Hashable | None = None, *, coverage: Sequence[float] = (0.9, 0.5), ax: Axes | None = None
+    ) -> Axes:
+        """Draw the last values of a series and its forecasts with intervals; returns the axes of matplotlib.
+
+        Args:
+            series: The name of the series; None for the first.
+            coverage: The intervals that are drawn.
+            ax: The axes to draw on; None for new ones.
+        """
+        if self._model is None or self._names is None:
+            raise ValueError(NO_ROW)
+        if series is not None and series not in self._names:
+            raise ValueError(f"series must be one of {schema.brief(self._names)}, got {series!r}")
+        j = 0 if series is None else self._names.index(series)
+        past, (made, known) = self._model.recent()[j], self._forecast(None)
+        steps = range(1 - len(past), made.shape[1] + 1)
+        when = [self._clock.ahead(h) for h in steps] if self._clock.grid else list(steps)
+        bands = [[end[j] for end in interval(known, check_coverage(share), self._limits)] for share in coverage]
+        return show.draw(ax, "" if self._flat else str(self._names[j]), when, past, made[j], bands)
+
+    # ------------------------------------------------------------------ saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as plain data; a forecaster with the same parameters that loads it continues with the same
+        bits.
+        """
+        with self._lock:
+            return {
+                "names": None if self._names is None else [pack_label(name) for name in self._names],
+                "inputs": [pack_label(name) for name in self._inputs],
+                "frame": self._frame,
+                "column": self._column,
+                "clock": self._clock.state_dict(),
+                "waiting": [[y.copy(), e.copy()] for y, e in self._waiting],
+                "refused": self._refused,
+                **self._history.state_dict(settled=not self._clock.first),
+            }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a saved state.
+
+        Args:
+            state_dict: The result of `state_dict` of a forecaster with the same parameters.
+
+        Raises:
+            ValueError: An entry is missing or wrong; the message names it and nothing changed.
+        """
+        fresh = type(self)(**self.get_params())
+        fresh._load(state_dict)
+        self._become(fresh)
+
+    def _load(self, state_dict: Any) -> None:
+        """Load a state into this new forecaster."""
+        keys = "names inputs frame column clock first skipped waiting refused lags seasons model"
+        new = schema.read("state_dict", state_dict, set(keys.split()))
+        self._names = None if new["names"] is None else list(unpack_labels(new, "names"))
+        self._inputs = list(unpack_labels(new, "inputs"))
+        self._frame = new["frame"] if new["frame"] in ("pandas", "polars") else ""
+        self._column, self._flat = str(new["column"]), self._names in (None, [ONLY])
+        self._refused = new.integer("refused")
+        self._clock.load_state_dict(new["clock"])
+        m, q = len(self._names or ()), len(self._inputs)
+        if new["model"] is not None and not m:
+            raise new.damaged("names", "names of series", new["names"])
+        self._history = self._new_history()
+        self._history.grid = self._clock.grid
+        self._history.load(new, len(self._clock.first))
+        waiting = new.items("waiting")
+        for i in range(len(waiting)):
+            pair = waiting.items(i, 2)
+            self._waiting.append((pair.array(0, (m,), missing=True), pair.array(1, (q,), missing=True)))
+            if np.nanmax(np.abs(np.concatenate(self._waiting[-1])), initial=0.0) > HUGE:
+                raise waiting.damaged(i, f"numbers up to {HUGE:g}", "others")
+        if len(self._waiting) != len(self._clock.waiting):
+            raise new.damaged("waiting", f"{len(self._clock.waiting)} rows", len(self._waiting))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return stamp({"parameters": self._get_params(), "state": self.state_dict()})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state = check_stamp(state)
+        self.__init__(**state["parameters"])  # type: ignore[misc]
+        self.load_state_dict(state["state"])
+
+
+# The options and their defaults, as the constructor declares them.
+OPTIONS = {name: one.default for name, one in inspect.signature(SepSAForecaster).parameters.items()}
+
+
+def plain_values(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as plain data: sequences are lists."""
+    sequences = ("seasons", "forgetting", "bounds")
+    return {k: list(v) if k in sequences and not isinstance(v, str) else v for k, v in options.items()}
+
+
+def plain(place: Place) -> bool:
+    """Whether a row just follows the one before, perhaps after a short gap."""
+    return len(place.gaps) == 1 and place.gaps[0] <= IMAGINED and not place.dropped and place.points is None
+
+
+def check_bounds(bounds: Any) -> tuple[float, float]:
+    """The least and the largest value, infinite where there is no bound."""
+    try:
+        low, high = bounds
+        ends = -np.inf if low is None else float(low), np.inf if high is None else float(high)
+    except (TypeError, ValueError):
+        raise ValueError(f"bounds must be two numbers or None, such as (0, None), got {bounds!r}") from None
+    if not ends[0] < ends[1]:
+        raise ValueError(f"bounds must be in order, the lower one first, got {bounds!r}")
+    return ends
+
+
+def check_coverage(coverage: float, name: str = "coverage") -> float:
+    """A share in (0, 1)."""
+    if isinstance(coverage, bool) or not isinstance(coverage, (int, float)) or not 0 < coverage < 1:
+        raise ValueError(f"{name} must be a share in (0, 1), got {coverage!r}")
+    return float(coverage)

@@ -1,0 +1,150 @@
+"""The heads of a forecaster, which learn every step of a horizon when its value comes.
+
+At row s the inputs x of every head are known, and the target of step h only at row s + h. The covariance B = UDUᵀ of a
+head depends on inputs alone, so that its gain k = Bx / (λ + xᵀBx) is computed once, at row s, and kept for H rows; the
+weights of step h learn by w += k (y - wᵀx) when row s + h comes. Step h thus has the weights of recursive least squares
+on all pairs known by now, for one covariance for all steps. Forgotten ridge is restored by the rule of
+`sepsa.restoration`, by further gains that are kept beside the first.
+"""
+
+from __future__ import annotations
+
+from sepsa import restoration
+from sepsa.compiled.kernels import called
+from sepsa.forecast.kernels.parts import NEXT, UPDATES, fixed, given, heads, row, shared, size, stack
+from sepsa.learner.arithmetic.head import rank_one
+from sepsa.learner.arithmetic.robust import HUGE
+from sepsa.learner.arithmetic.weigh import relative_weight
+
+# Over the number of rows so far, the rate of recent means while these are few: later rows count more than first ones.
+RISE = 1.5
+FIRST_ROWS = 32  # before any value is implausible, and any loss a measure of others
+
+due = called(restoration.due)
+restored_ridge = called(restoration.restored)
+
+
+@called
+def dot(a, b):
+    """aᵀb."""
+    total = 0.0
+    for i in range(a.size):
+        total += a[i] * b[i]
+    return total
+
+
+@called
+def fill(row, value):
+    """Set every number of a row; numba compiles a loop much faster than the assignment to a slice."""
+    for i in range(row.size):
+        row[i] = value
+
+
+@called
+def gains(U, D, left, ridge, turn, forgetting, x, gain, restored, unit):
+    """Update B = UDUᵀ by the inputs x of a row, and fill their gain, and those of the coordinates restored after it.
+
+    Returns the first of these coordinates, or -1. None ever falls below half of its ridge.
+    """
+    p, first = x.size, turn[NEXT]
+    for n in range(p):
+        D[n] /= forgetting
+        left[n] *= forgetting
+    count = due(p, forgetting, turn[UPDATES])
+    turn[NEXT], turn[UPDATES] = (first + count) % p, turn[UPDATES] + 1
+    for i in range(-1, count):
+        if i < 0:
+            c, lacking, phi, out = 0, 1.0, x, gain
+        else:
+            c, phi, out = (first + i) % p, unit, restored[i]
+            lacking = max(restored_ridge(ridge[c], left[c]) - left[c], 0.0)
+            left[c] += lacking
+            unit[c] = 1.0
+        total = rank_one(U, D, phi, c, lacking, out)
+        for n in range(p):
+            out[n] *= lacking / total
+        unit[c] = 0.0
+    return first if count > 0 else -1
+
+
+@called
+def learn_error(w, gain, restored, first, error):
+    """Let weights learn an error by a gain, then restore the ridge of the coordinates from `first` on."""
+    for n in range(w.size):
+        w[n] += gain[n] * error
+    if first >= 0:
+        for i in range(restored.shape[0]):
+            old = w[(first + i) % w.size]
+            for n in range(w.size):
+                w[n] -= restored[i, n] * old
+
+
+@called
+def learn_targets(model, t):
+    """Let every step learn the values of row t, which it has forecast at row t - step."""
+    z, there = row.views("Z THERE", model)
+    X, W, losses, gain, restored, first = heads.views("X W LOSS GAIN RESTORED FIRST", model)
+    base = shared.BASE(model)
+    H = size.horizon(model)
+    discount = given.OPTIONS(model).discount
+    for h in range(min(t, H)):
+        at = (t - h - 1) % H
+        rate = max(1.0 - discount, min(RISE / (t - h), 1.0))
+        for j in range(z.size):
+            if not there[j]:
+                continue
+            for v in range(W.shape[0]):
+                w = W[v, j, h]
+                e = z[j] - base[at, j] - dot(w, X[at, j])
+                loss = losses[v, j, h]
+                square = e * e if loss == 0.0 or t < FIRST_ROWS + h else min(e * e, 100.0 * loss)
+                losses[v, j, h] += rate * (square - loss)
+                learn_error(w, gain[at, v, j], restored[at, v, j], first[at, v, j], e)
+
+
+@called
+def learn_inputs(model, t, now):
+    """Gather the inputs of row t and compute the gains of every head; those of a series that is missing learn none."""
+    series, ago, factor, less, less_ago, ridge, forgetting = fixed.views(
+        "TERM_SERIES TERM_AGO FACTOR LESS_SERIES LESS_AGO RIDGE FORGETTING", model
+    )
+    common, there = row.views("COMMON THERE", model)
+    X, U, D, left, gain, restored, first, turn, unit = heads.views("X U D LEFT GAIN RESTORED FIRST TURN UNIT", model)
+    lags = shared.LAGS(model)
+    at, terms = t % size.horizon(model), series.shape[1]
+    for j in range(there.size):
+        x = X[at, j]
+        for n in range(terms):
+            x[n] = lags[series[j, n], now - ago[j, n]]
+            if less_ago[j, n] >= 0:
+                x[n] -= lags[less[j, n], now - less_ago[j, n]]
+            if factor[j, n] >= 0:
+                x[n] *= common[factor[j, n]]
+        for n in range(common.size):
+            x[terms + n] = common[n]
+        for v in range(forgetting.size):
+            k, R = gain[at, v, j], restored[at, v, j]
+            if there[j]:
+                first[at, v, j] = gains(U[v, j], D[v, j], left[v, j], ridge, turn[v, j], forgetting[v], x, k, R, unit)
+            else:
+                fill(k, 0.0)
+                first[at, v, j] = -1
+
+
+@called
+def forecast_by_heads(model, t):
+    """Fill the mean of the forecasts of the heads of each series, with weights (least loss / loss)^sharpness."""
+    z, forecasts = row.Z(model), stack.HEADS(model)[t % size.horizon(model)]
+    X, W, losses = heads.views("X W LOSS", model)
+    H, sharpness = size.horizon(model), given.OPTIONS(model).sharpness
+    for j in range(z.size):
+        x = X[t % H, j]
+        for h in range(H):
+            best, total, weight = HUGE, 0.0, 0.0
+            for v in range(W.shape[0]):
+                best = min(best, losses[v, j, h])
+            for v in range(W.shape[0]):
+                share = relative_weight(losses[v, j, h], best, sharpness, 1e-300, 0.0)
+                total += share * dot(W[v, j, h], x)
+                weight += share
+            forecasts[j, h] = z[j] + total / weight

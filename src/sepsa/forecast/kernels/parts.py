@@ -1,0 +1,305 @@
+"""What a forecaster stores: the table of its parts, and what a call of its kernels gets.
+
+A series has a head for each forgetting factor. Rings have the last `horizon` rows: row t is at t modulo the horizon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sepsa.learner.memory.parts import Bounds, Field, Part, Record, Rule, Sizes, work
+from sepsa.learner.memory.views import Frame, Group
+from sepsa.restoration import due
+
+MOST = 1e40  # of standardized numbers in a state; those in units of the series, and of the ridge, may be larger
+MOST_ROWS = 2**48
+SMALLEST = 1e-9  # scale of a series in units of its mean
+TERM = ("TERM_SERIES", "TERM_AGO", "LESS_SERIES", "LESS_AGO", "FACTOR")  # parts, in the order of `model.Term`
+NEXT, UPDATES = range(2)  # in TURN: the coordinate that is restored next, and the number of updates
+LEAD, LEAD_SQUARE, GAIN, GAIN_SQUARE, PRODUCT, CHANGE_SQUARE, ERROR_SQUARE = range(7)  # in KNOWN
+
+OPTIONS = Record(
+    discount=Field(float, 0.998),  # of the losses by which heads are weighed
+    sharpness=Field(float, 20.0),  # the power of these losses
+    exogenous=Field(float, 0.9998),  # forgetting of the head on exogenous inputs
+    stack=Field(float, 0.9995),  # forgetting of the stacks
+    choice=Field(float, 0.999),  # discount of the errors of candidates
+    sure=Field(float, 1.5),  # standard errors from which heads beat a naive forecast
+    lead=Field(float, 1.5),  # the same, from which another naive forecast beats the one in use
+    guard=Field(float, 3.0),  # standard errors by which the latest absolute errors of heads may be larger
+)
+STACK_RIDGE = 30.0
+TREND_ROWS = 12  # whose mean change is the drift of a series without seasons
+# Whether quantiles are wanted, the exogenous inputs of later rows are used, and errors count forecasts with inputs.
+CALL = Record(intervals=int, ahead=int, known=int)
+SIZES = "rows series exogenous horizon forgettings seasons longest recent levels angles terms features above restored"
+
+
+def axes(shape: str) -> tuple[str | int, ...]:
+    """A shape from the names of its sizes, or numbers, in one text."""
+    return tuple(int(axis) if axis.isdigit() else axis for axis in shape.split())
+
+
+def number(name: str, shape: str, bounds: Bounds = (-MOST, MOST), power: int = 0, start: Any = 0.0) -> Part:
+    """A part of finite numbers, in units of the series to this power."""
+    return Part(name, float, axes(shape), start, bounds, unit=("series" if power else "", power))
+
+
+def whole(name: str, shape: str, bounds: Bounds = (0, None), start: int = 0) -> Part:
+    """A part of integers."""
+    return Part(name, np.int64, axes(shape), start, bounds)
+
+
+def scratch(name: str, shape: str, dtype: Any = float) -> Part:
+    """A part that lasts for one row."""
+    return work(name, dtype, axes(shape))
+
+
+given = Frame(
+    "forecaster",
+    tuple(SIZES.split()),
+    Part("OPTIONS", OPTIONS),
+    Part("CALL", CALL),
+    number("Y", "rows series"),
+    number("E", "rows exogenous"),
+    number("OUT", "rows series horizon"),  # the forecasts made after each row
+    number("OUT_QUANTILES", "rows quantiles series horizon"),  # of their errors, and their number
+)
+size = given.size
+
+
+def triangle(features: int) -> int:
+    """The numbers above the diagonal."""
+    return features * max(features - 1, 0) // 2
+
+
+def restored_at_once(features: int, forgetting: float) -> int:
+    """The coordinates whose ridge is restored after a row, at most."""
+    return max(1, due(max(features, 1), forgetting))
+
+
+def stacked(sizes: Sizes) -> int:
+    """The inputs of a stack: a bias, the mean of the heads and four of each season; none without seasons."""
+    return 2 + 4 * sizes["seasons"] if sizes["seasons"] else 0
+
+
+def changed(sizes: Sizes) -> int:
+    """The inputs that explain: changes of exogenous inputs over each season; without seasons these themselves."""
+    return sizes["exogenous"] * max(sizes["seasons"], 1)
+
+
+def head(features: str, above: str, shape: str = "") -> tuple[Part, ...]:
+    """The covariance UDUᵀ of heads: what forgetting has left of their ridge, the turn of its restoration, U and D."""
+    return (
+        number("LEFT", f"{shape} {features}", (0, 1e101)),
+        whole("TURN", f"{shape} 2"),
+        number("U", f"{shape} {above}"),
+        number("D", f"{shape} {features}", (1e-300, MOST)),
+    )
+
+
+def next_is_a_coordinate(part: Callable[[str], Any]) -> bool:
+    return bool(part("TURN")[..., NEXT].max(initial=0) <= max(part("D").shape[-1] - 1, 0))
+
+
+TURN_RULE = Rule("TURN", "coordinates of a head", next_is_a_coordinate)
+
+# ---------------------------------------------------------------------- what follows from the options, and is not saved
+
+fixed = Group(
+    given,
+    "fixed",
+    # An input of a head is z[TERM_SERIES, now - TERM_AGO], less z[LESS_SERIES, now - LESS_AGO] unless LESS_AGO is
+    # negative, times the common input FACTOR, a sine or cosine of a season, unless that is negative.
+    *(whole(name, "series terms") for name in TERM),
+    number("RIDGE", "features"),
+    number("FORGETTING", "forgettings"),
+    number("LIMITS", "2"),  # bounds of all series
+    number("ANGLES", "angles"),  # of the seasons, in radians a row
+    number("PERIODS", "seasons"),  # in rows
+    number("LEVELS", "levels"),  # of the quantiles of errors
+    number("STEPS", "levels"),  # by which errors move these quantiles, in mean absolute errors
+    number("STACK_RIDGE", "stacked", start=STACK_RIDGE),
+    number("CHANGES_RIDGE", "changes"),
+)
+row = Group(
+    given,
+    "row",
+    scratch("Z", "series"),  # the standardized values
+    scratch("THERE", "series", np.bool_),  # whether they were observed
+    scratch("INPUTS", "exogenous"),  # standardized
+    scratch("COMMON", "common"),  # inputs of all heads: the bias, sines and cosines, exogenous inputs
+    scratch("SINCE", "series", np.int64),  # how many values came after a forecast was made
+    scratch("OFF", "series horizon"),  # the errors of the forecasts of the row
+    sizes={
+        "common": lambda sizes: 1 + 2 * sizes["angles"] + sizes["exogenous"],
+        "quantiles": lambda sizes: sizes["levels"] + 1,
+    },
+)
+
+# ---------------------------------------------------------------------- the state
+
+heads = Group(
+    given,
+    "heads",
+    *head("features", "above", "forgettings series"),
+    number("W", "forgettings series horizon features"),
+    number("LOSS", "forgettings series horizon", (0, MOST)),  # recent squared errors
+    number("X", "horizon series features"),  # a ring of inputs, of their gains, and of those of coordinates
+    number("GAIN", "horizon forgettings series features"),
+    number("RESTORED", "horizon forgettings series restored features"),
+    # The first of the coordinates restored after each row, or -1.
+    whole("FIRST", "horizon forgettings series", (-1, "features - 1"), start=-1),
+    scratch("UNIT", "features"),
+    rules=(TURN_RULE,),
+)
+# For each series and step a head on the mean of the heads and on seasons, and how the candidates have fared.
+stack = Group(
+    given,
+    "stack",
+    number("PROFILE", "series seasons season_rows", power=1),  # recent means of the rows of a season
+    number("OFF", "horizon series seasons", power=1),  # how far values were from it
+    *head("stacked", "above_stacked", "series horizon"),
+    number("W", "series horizon stacked"),
+    number("HEADS", "horizon series horizon", power=1),  # rings of forecasts: the mean of the heads, the stack,
+    number("STACKED", "horizon series horizon", power=1),  # the mean of both
+    number("MIXED", "horizon series horizon", power=1),
+    number("TYPICAL", "series horizon", (0, MOST), power=2),  # squared errors of the naive forecast in use
+    # Recent absolute errors in units of the root of that: of the last value and the last of each season, of the heads,
+    # of the stack and of the forecast.
+    number("MISSED", "candidates series horizon", (0, 11.0)),
+    whole("LEADER", "series horizon", (0, "naive - 1")),  # the naive forecast in use
+    # Recent means for each naive forecast, which are the last value and the last of each season, the same with a drift,
+    # and exponential smoothing: how much smaller its errors are than the leader's, and its square; how much
+    # smaller those of MIXED are, and its square; the product of its error and its distance from MIXED; both squares.
+    number("KNOWN", "series horizon naive 7", (-1e9, 1e9)),
+    number("TREND", "series 2", power=1),  # level and slope of exponential smoothing, and a ring of its forecasts
+    number("SMOOTHED", "horizon series horizon", power=1),
+    scratch("X", "stacked"),
+    scratch("GAIN", "stacked"),
+    scratch("RESTORED", "stacked_restored stacked"),
+    scratch("UNIT", "stacked"),
+    scratch("NAIVE", "naive"),
+    sizes={
+        "stacked": stacked,
+        "above_stacked": lambda sizes: triangle(stacked(sizes)),
+        "stacked_restored": lambda sizes: restored_at_once(stacked(sizes), OPTIONS.fields["stack"].start),
+        "season_rows": lambda sizes: sizes["longest"] + 1,
+        "naive": lambda sizes: 2 * (sizes["seasons"] + 1) + 1,
+        "candidates": lambda sizes: sizes["seasons"] + 4,
+    },
+    rules=(
+        TURN_RULE,
+        Rule(
+            "KNOWN",
+            "squares",
+            lambda part: (
+                part("KNOWN")[..., [LEAD_SQUARE, GAIN_SQUARE, CHANGE_SQUARE, ERROR_SQUARE]].min(initial=0.0) >= 0
+            ),
+        ),
+    ),
+)
+# What exogenous inputs explain: the moments of these, and heads on their changes over each season.
+exogenous = Group(
+    given,
+    "exogenous",
+    number("MEAN", "exogenous", (-1e101, 1e101)),
+    number("VARIANCE", "exogenous", (0, 1e202)),
+    number("RING", "kept_inputs exogenous", (-1e101, 1e101)),  # the last inputs, row t at t modulo their number
+    number("SQUARES", "changes", (0, 1e202)),  # means of those of the changes
+    *head("changes", "above_changes"),
+    number("W", "series changing_steps changes", power=1),  # of each step, and of the change over the first season
+    number("LOSS", "series horizon ways", (0, MOST), power=1),  # recent absolute errors of each way
+    scratch("CHANGES", "changes"),
+    scratch("WAYS", "ways"),
+    scratch("WEIGHTS", "ways"),
+    scratch("GAIN", "changes"),
+    scratch("RESTORED", "changes_restored changes"),
+    scratch("UNIT", "changes"),
+    sizes={
+        "changes": changed,
+        "above_changes": lambda sizes: triangle(changed(sizes)),
+        "changes_restored": lambda sizes: restored_at_once(changed(sizes), OPTIONS.fields["exogenous"].start),
+        "kept_inputs": lambda sizes: sizes["longest"] + 2,
+        "changing_steps": lambda sizes: sizes["horizon"] + 1,
+        "ways": lambda sizes: 2 + (sizes["seasons"] > 0) if sizes["exogenous"] else 0,
+    },
+    rules=(TURN_RULE,),
+)
+COUNTS = Record(
+    rows=Field(int, bounds=(0, MOST_ROWS)),
+    outliers=int,  # values that were implausible
+    phase=Field(int, bounds=(0, MOST_ROWS)),  # the place in the seasons: rows, and those that were skipped
+    shifts=int,  # changes of a series' level
+)
+
+
+def counted(part: Callable[[str], Any]) -> bool:
+    """Whether the numbers of rows and of outliers agree."""
+    rows, outliers, phase, shifts = part("COUNTS").item()
+    return bool(0 < rows <= phase and shifts <= outliers <= rows * part("MEAN").size)
+
+
+def lags_are_the_last_values(part: Callable[[str], Any]) -> bool:
+    lags, base, rows = part("LAGS"), part("BASE"), int(part("COUNTS")["rows"])
+    n, H = lags.shape[1] // 2, len(base)
+    last = rows - 1 - np.arange(min(rows, H))
+    return bool((lags[:, :n] == lags[:, n:]).all() and (lags[:, last % n] == base[last % H].T).all())
+
+
+def errors_have_rows(part: Callable[[str], Any]) -> bool:
+    judged = part("JUDGED")
+    before = np.maximum(int(part("COUNTS")["rows"]) - np.arange(judged.shape[1]), 0)
+    return bool((judged <= np.minimum(judged[:, :1], before)).all())
+
+
+shared = Group(
+    given,
+    "shared",
+    number("MEAN", "series", (-1e101, 1e101)),
+    number("SCALE", "series", (1e-150, 1e101), power=-1, start=1.0),
+    number("LEVEL", "series", power=1),  # slow mean, and the mean distance from it
+    number("SPREAD", "series", (0, MOST), power=1),
+    number("REACH", "series", (0, MOST), power=1),  # the size of errors of step 1
+    Part("COUNTS", COUNTS),
+    number("LAGS", "series twice", power=1),  # values twice, so that the last ones are contiguous
+    number("BASE", "horizon series", power=1),  # a ring of values, and whether they were observed
+    Part("THERE", np.bool_, ("horizon", "series")),
+    number("MADE", "horizon series horizon", power=1),  # a ring of forecasts, and of the quantiles of their
+    number("ENDS", "horizon kinds levels series horizon", power=1),  # errors as they were issued
+    whole("JUDGED", "series judged"),  # values observed, and errors of each step
+    # Of errors without and, where there are exogenous inputs, with what they explain: recent absolute errors, and
+    # quantiles in units of these.
+    number("SIZE", "kinds series horizon", (0, MOST), power=1),
+    number("QUANTILES", "kinds levels series horizon", (-1e6, 1e6)),
+    number("BY_PHASE", "series phases", (0, MOST), start=1.0),  # these sizes at each place of the first season over all
+    number("TOLD", "series horizon", (-1e103, 1e103)),  # the last forecasts and their quantiles, in units of
+    number("TOLD_ENDS", "kinds levels series horizon", (-1e110, 1e110)),  # the series
+    number("EXTENT", "2 series", power=1),  # the least and the largest value observed
+    # How many values in a row were implausible, and how much oftener the next value confirmed such a one than not.
+    whole("ODD", "2 series", (None, None)),
+    number("STRANGE", "series", (-1e210, 1e210), power=1),  # the last implausible value
+    number("EVENT", "series phases", (-1e210, 1e210), power=1),  # how far it was off, at each place of the first season
+    sizes={
+        "twice": lambda sizes: 2 * sizes["recent"],
+        "judged": lambda sizes: 1 + sizes["horizon"],
+        "kinds": lambda sizes: 1 + (sizes["exogenous"] > 0),
+        "phases": lambda sizes: sizes["longest"] + 1,
+    },
+    rules=(
+        Rule("QUANTILES", "in order", lambda part: bool((np.diff(part("QUANTILES"), axis=1) >= 0).all())),
+        Rule("EXTENT", "in order", lambda part: bool((part("EXTENT")[0] <= part("EXTENT")[1]).all())),
+        Rule(
+            "SCALE",
+            "not so small beside the mean",
+            lambda part: bool((part("SCALE") >= SMALLEST / 4 * np.abs(part("MEAN"))).all()),
+        ),
+        Rule("COUNTS", f"numbers of rows up to {MOST_ROWS}", counted),
+        Rule("LAGS", "the last values", lags_are_the_last_values),
+        Rule("JUDGED", "numbers of rows", errors_have_rows),
+    ),
+)
+GROUPS = (fixed, row, heads, stack, exogenous, shared)

@@ -1,0 +1,301 @@
+"""The step of a forecaster: accept a row, judge the forecasts of it, let all heads learn it, choose new forecasts."""
+
+from __future__ import annotations
+
+import math
+
+from sepsa.compiled.kernels import called, kernel
+from sepsa.forecast.kernels.choice import RECENT, choose, follow_candidates, follow_seasons, learn_stack, smooth
+from sepsa.forecast.kernels.explain import (
+    explain,
+    follow_inputs,
+    input_gains,
+    learn_explained,
+    learn_seasonal_change,
+    look,
+)
+from sepsa.forecast.kernels.heads import (
+    FIRST_ROWS,
+    fill,
+    forecast_by_heads,
+    learn_inputs,
+    learn_targets,
+)
+from sepsa.forecast.kernels.parts import fixed, given, row, shared, size, stack
+
+FAR_ERRORS = 30.0  # typical errors of step 1 beyond which a value is implausible
+LARGEST_VALUE = 1e6  # to which standardized values of the first rows are bounded
+OVERLAP = 12.0  # steps ahead from which the size of errors is remembered in proportion to the step
+PHASE_RATE = 0.02  # of the sizes of errors by place in a season
+CHANGE = 16.0  # factor by which the spread of a series leaves its scale before the scale follows
+
+
+@called
+def phase_of(model, ahead):
+    """The place in the first season of the row so many rows after this one; 0 without a season."""
+    periods = fixed.PERIODS(model)
+    return int((shared.COUNTS(model).phase + ahead) % periods[0]) if periods.size > 0 else 0
+
+
+@called
+def ratio(a, b):
+    """a / b, or 0 where b is."""
+    return a / b if b != 0.0 else 0.0
+
+
+@called
+def follow_values(model, j, z, t):
+    """Add a standardized value of series j that is no outlier to its range, its level and its spread."""
+    extent, level, spread = shared.views("EXTENT LEVEL SPREAD", model)
+    slow = 1.0 / 512  # rate of the level and the spread of a series
+    extent[0, j], extent[1, j] = min(extent[0, j], z), max(extent[1, j], z)
+    rate = max(slow, 1.0 / (t + 1))
+    spread[j] += rate * (abs(z - level[j]) - spread[j])
+    level[j] += rate * (z - level[j])
+
+
+@called
+def accept(model, i, t, now):
+    """Standardize the values of row t; missing and implausible ones are replaced by the forecast, not learned.
+
+    A value that agrees with an implausible one just before it is accepted, and so is the next after a few of them.
+    Where it lies far outside of what was usual, the level has changed: then the mean moves, and the value after it is
+    near. An event that comes again at its place of the first season, at half to twice the size, is no outlier. In a
+    series whose implausible values were mostly confirmed by the next ones, the first is the last value at once, though
+    no head learns it.
+    """
+    z, there = row.views("Z THERE", model)
+    made, base, mean, scale, extent, reach, strange, odd, event, judged = shared.views(
+        "MADE BASE MEAN SCALE EXTENT REACH STRANGE ODD EVENT JUDGED", model
+    )
+    slot = phase_of(model, 0)
+    least = 0.01  # typical error that is presumed, in standard deviations
+    usual = 100.0  # standard deviations up to which a jump is learned, beyond which it is a new level
+    patience = 3  # implausible values in a row after which the level has changed
+    y, counts = given.Y(model)[i], shared.COUNTS(model)
+    in_a_row, confirmed = odd[0], odd[1]
+    for j in range(y.size):
+        guess = 0.0
+        if t > 0:
+            at = (t - 1) % size.horizon(model)
+            guess = made[at, j, 0] + explain(model, j, 0, made[at, j, 0], base[at, j], t, now)
+        there[j], followed = not math.isnan(y[j]), False
+        if there[j]:
+            if judged[j, 0] > 0 and extent[0, j] == 0.0 == extent[1, j] and y[j] != mean[j]:
+                scale[j] = abs(y[j] - mean[j])  # the first value of a series that was constant
+            z[j] = (y[j] - mean[j]) / scale[j]
+            off, far = z[j] - guess, FAR_ERRORS * max(reach[j], least)
+            agrees = in_a_row[j] > 0 and abs(z[j] - strange[j]) <= far
+            if in_a_row[j] == 1:
+                confirmed[j] = min(max(confirmed[j] + (1 if agrees else -1), -patience), patience)
+            if t < FIRST_ROWS:
+                z[j] = min(max(z[j], -LARGEST_VALUE), LARGEST_VALUE)
+            elif reach[j] > 0.0 and abs(off) > far and abs(off) <= usual and 0.5 <= ratio(off, event[j, slot]) <= 2.0:
+                in_a_row[j], far = 0, 0.0
+                event[j, slot] = off
+            elif reach[j] > 0.0 and abs(off) > far:
+                counts.outliers += 1
+                event[j, slot] = off
+                in_a_row[j] += 1
+                strange[j] = z[j]
+                believed, sure = agrees or in_a_row[j] > patience, confirmed[j] > 0 and abs(off) <= LARGEST_VALUE
+                there[j], followed = believed and abs(off) <= usual, sure and abs(off) <= usual
+                if in_a_row[j] > 1 and not agrees:
+                    reach[j] *= 3.0  # a second in a row: errors are larger than they were
+                if (believed or sure) and abs(off) > usual:
+                    mean[j] += off * scale[j]
+                    counts.shifts += 1
+                    in_a_row[j], strange[j] = 0 if believed else 1, guess
+            else:
+                in_a_row[j] = 0
+            if there[j] and far > 0.0:
+                rate = max(1.0 - RECENT, 1.0 / (t + 1))
+                reach[j] = math.sqrt(reach[j] ** 2 + rate * (off * off - reach[j] ** 2))
+        if there[j]:
+            follow_values(model, j, z[j], t)
+        elif not followed:
+            z[j] = min(max(guess, extent[0, j]), extent[1, j])
+
+
+@called
+def follow_quantiles(quantiles, ends, levels, steps, share, e):
+    """Move the quantiles of the errors of a step by the error e of a forecast, which had these ends.
+
+    A quantile moves as its level would by a fixed rate, if errors were normal: the farther out, the farther. Whatever
+    comes, the share of errors above an end differs from its level by at most its range over its step times rows. Errors
+    of far steps overlap, so that each of them moves `share` of it.
+    """
+    if ends[0] == ends[-1]:
+        return
+    for v in range(levels.size):
+        quantiles[v] += steps[v] * share * (levels[v] if e > ends[v] else levels[v] - 1.0)
+    for v in range(1, levels.size):
+        quantiles[v] = max(quantiles[v], quantiles[v - 1])
+
+
+@called
+def judge(model, t, now):
+    """Learn the errors of the forecasts of row t: their size and quantiles, and what exogenous inputs explain.
+
+    A forecast that was made before the first value of its series has no error.
+    """
+    levels, steps = fixed.views("LEVELS STEPS", model)
+    z, there, since, missed = row.views("Z THERE SINCE OFF", model)
+    made, base, ends, judged, typical, quantiles, was_there, by_phase = shared.views(
+        "MADE BASE ENDS JUDGED SIZE QUANTILES THERE BY_PHASE", model
+    )
+    H, kinds, first = size.horizon(model), size.kinds(model), input_gains(model)
+    known, slot, season = given.CALL(model).known != 0 and kinds > 1, phase_of(model, 0), fixed.PERIODS(model)
+    for j in range(z.size):
+        judged[j, 0] += there[j]
+        since[j] = 1
+    for h in range(min(t, H)):
+        at = (t - h - 1) % H
+        far, share = (1.0 - RECENT) / (1.0 + h / OVERLAP), 1.0 / math.sqrt(1.0 + h)
+        for j in range(z.size):
+            if not there[j]:
+                continue
+            e = z[j] - made[at, j, h]
+            explained = e
+            if kinds > 1:
+                explained -= explain(model, j, h, made[at, j, h], base[at, j], t, now)
+                learn_explained(model, j, h, first, t, e)
+            missed[j, h] = explained if known else e
+            before = since[j]
+            since[j] += was_there[at, j]
+            if judged[j, 0] <= before:
+                continue
+            judged[j, h + 1] += 1
+            for kind in range(kinds):
+                off = explained if kind else e
+                follow_quantiles(quantiles[kind, :, j, h], ends[at, kind, :, j, h], levels, steps, share, off)
+                if kind == known and season.size > 0:
+                    size_here = ratio(abs(off), typical[kind, j, h])
+                    by_phase[j, slot] += PHASE_RATE / min(t, H) * (size_here - by_phase[j, slot])
+                typical[kind, j, h] += max(far, 1.0 / judged[j, h + 1]) * (abs(off) - typical[kind, j, h])
+    for j in range(z.size):
+        if there[j]:
+            learn_seasonal_change(model, j, first, t, now)
+
+
+@called
+def in_units(mean, scale, limits, value):
+    """A standardized value in units of its series, within the bounds."""
+    return min(max(mean + scale * value, limits[0]), limits[1])
+
+
+@called
+def publish(model, i, rows, now):
+    """Copy the forecasts of row i, with what exogenous inputs known ahead explain, and quantiles of their errors.
+
+    The numbers of errors are beside the quantiles. A series of which no value is known has no forecast.
+    """
+    limits = fixed.LIMITS(model)
+    z = row.Z(model)
+    judged, told, quantiles, made, ends, mean, scale, typical, told_ends, by_phase = shared.views(
+        "JUDGED TOLD QUANTILES MADE ENDS MEAN SCALE SIZE TOLD_ENDS BY_PHASE", model
+    )
+    call, H = given.CALL(model), size.horizon(model)
+    t, kinds = shared.COUNTS(model).rows, size.kinds(model)
+    at = t % H
+    made, ends = made[at], ends[at]
+    out, levels = given.OUT(model)[i], size.levels(model)
+    for h in range(H):
+        explained = call.ahead != 0 and kinds > 1 and i + 1 + h < rows
+        if explained:
+            look(model, i, t, h + 1)
+        for j in range(size.series(model)):
+            low, high, unit = (limits[0] - mean[j]) / scale[j], (limits[1] - mean[j]) / scale[j], (mean[j], scale[j])
+            made[j, h] = min(max(made[j, h], low), high)
+            more = explain(model, j, h, made[j, h], z[j], t + h + 1, now + h + 1) if explained else 0.0
+            told[j, h] = in_units(*unit, limits, made[j, h])
+            out[j, h] = in_units(*unit, limits, made[j, h] + more) if judged[j, 0] > 0 else math.nan
+            spread = min(max(by_phase[j, phase_of(model, h + 1)], 0.1), 10.0)
+            for kind in range(kinds):
+                for v in range(levels):
+                    ends[kind, v, j, h] = quantiles[kind, v, j, h] * typical[kind, j, h] * spread
+                    told_ends[kind, v, j, h] = in_units(*unit, limits, made[j, h] + ends[kind, v, j, h])
+            if call.intervals:
+                for v in range(levels):
+                    end = made[j, h] + ends[1 if explained else 0, v, j, h] + more
+                    given.OUT_QUANTILES(model)[i, v, j, h] = in_units(*unit, limits, end)
+                given.OUT_QUANTILES(model)[i, levels, j, h] = judged[j, h + 1]
+
+
+@called
+def remember(model, t, now):
+    """Store the values of row t among the lags; before the first row all are those of the first."""
+    z = row.Z(model)
+    profile = stack.PROFILE(model)
+    lags = shared.LAGS(model)
+    n = size.recent(model)
+    for j in range(z.size):
+        if t == 0:
+            fill(lags[j], z[j])
+            for season in range(size.seasons(model)):
+                fill(profile[j, season], z[j])
+        lags[j, now] = lags[j, now - n] = z[j]
+
+
+@called
+def gather_common(model):
+    """Fill the inputs that all heads have: a bias, sines and cosines of the seasons, exogenous inputs."""
+    angles = fixed.ANGLES(model)
+    common, x = row.views("COMMON INPUTS", model)
+    phase = shared.COUNTS(model).phase
+    common[0] = 1.0
+    for a in range(angles.size):
+        common[1 + 2 * a], common[2 + 2 * a] = math.sin(angles[a] * phase), math.cos(angles[a] * phase)
+    for a in range(x.size):
+        common[1 + 2 * angles.size + a] = x[a]
+
+
+@kernel
+def learn(model, rows):
+    """Learn rows Y with exogenous inputs E in order; OUT gets the forecasts made after each, OUT_QUANTILES theirs.
+
+    Returns the number of rows learned: fewer than there are where the scale of a series is due to change.
+    """
+    z, there = row.views("Z THERE", model)
+    spread, base, was_there = shared.views("SPREAD BASE THERE", model)
+    counts = shared.COUNTS(model)
+    n, H = size.recent(model), size.horizon(model)
+    for i in range(rows):
+        t = counts.rows
+        now = n + t % n
+        look(model, i, t, 0)
+        accept(model, i, t, now)
+        judge(model, t, now)
+        learn_targets(model, t)
+        remember(model, t, now)
+        learn_stack(model, t, now)
+        follow_candidates(model, t, now)
+        for j in range(z.size):
+            base[t % H, j], was_there[t % H, j] = z[j], there[j]
+        smooth(model, t)
+        follow_seasons(model, t)
+        gather_common(model)
+        learn_inputs(model, t, now)
+        forecast_by_heads(model, t)
+        choose(model, t, now)
+        publish(model, i, rows, now)
+        follow_inputs(model, i, t)
+        counts.rows += 1
+        counts.phase += 1
+        for j in range(z.size):
+            if t >= FIRST_ROWS and (0.0 < spread[j] <= 1.0 / CHANGE or spread[j] >= CHANGE):
+                return i + 1
+    return rows
+
+
+@kernel
+def explain_ahead(model, rows):
+    """Fill OUT with what the exogenous inputs E of so many rows ahead explain beyond the last forecasts."""
+    made, base = shared.views("MADE BASE", model)
+    H, n, t = size.horizon(model), size.recent(model), shared.COUNTS(model).rows - 1
+    at, now, out = t % H, n + t % n, given.OUT(model)[0]
+    for h in range(rows):
+        look(model, -1, t, h + 1)
+        for j in range(size.series(model)):
+            out[j, h] = explain(model, j, h, made[at, j, h], base[at, j], t + h + 1, now + h + 1)
+    return 0

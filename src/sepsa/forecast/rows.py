@@ -1,0 +1,184 @@
+"""Rows for the forecaster: names, values and times from numbers, dicts, arrays and frames."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from datetime import date
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from sepsa.forecast.times import Moments, read_times
+from sepsa.learner.arithmetic.robust import HUGE
+from sepsa.learner.columns.cells import DATE, date_formats
+from sepsa.learner.columns.frame import as_pandas
+from sepsa.learner.columns.reader import column_of
+from sepsa.learner.memory.parts import Floats
+
+ONLY = "y"  # the name of the series where y is a number
+
+Row: TypeAlias = float | Mapping[Any, float | None] | Sequence[float | None] | Floats | None
+Ahead: TypeAlias = Sequence[Mapping[Any, float]]  # exogenous inputs of rows to forecast
+
+
+class Table(NamedTuple):
+    """Rows (n, columns) with names, whether they were one-dimensional, their times, and the frame they came from."""
+
+    values: Floats
+    names: list[Hashable]
+    flat: bool
+    times: Moments | None
+    frame: str  # "pandas" or "polars", or "" for anything else
+    clock: str = ""  # the name of the column that had the times
+
+
+def read_table(what: str, data: Any, times: Any = None) -> Table:
+    """Rows from an array, a masked array, a Series or a frame of pandas, Polars or another library.
+
+    `times` are times, or the name of the column that has them; None takes a DatetimeIndex or PeriodIndex.
+    """
+    names: list[Hashable] | None = None
+    polars = is_polars(data)
+    data = data if polars else as_pandas(data)
+    index = getattr(data, "index", None)
+    pandas = hasattr(index, "dtype") and hasattr(data, "iloc")
+    frame = "pandas" if pandas else "polars" if polars else ""
+    column = times if isinstance(times, str) else ""
+    if column:
+        if column not in getattr(data, "columns", ()):
+            raise ValueError(f"times must be a column of {what}, or times of its rows, got {column!r}")
+        times = data[column]
+        data = data.drop(columns=column) if pandas else data.drop(column)
+    elif times is None and pandas:
+        times = index_times(what, index) if what != "X" else index if has_times(index) else None
+    if hasattr(data, "columns"):
+        names = list(data.columns)
+    flat = getattr(data, "ndim", None) == 1 or (names is None and np.ndim(data) == 1)
+    values = numbers(what, data)
+    if values.ndim not in (1, 2):
+        raise ValueError(f"{what} must be rows (n, columns) or (n,), got an array of shape {values.shape}")
+    rows = np.ascontiguousarray(values[:, None] if values.ndim == 1 else values)
+    if names is None and what == "X" and flat and isinstance(getattr(data, "name", None), str) and data.name:
+        names = [data.name]
+    elif names is None:
+        names = [ONLY] if flat and what != "X" else list(range(rows.shape[1]))
+    moments = None if times is None else read_times(times)
+    if moments is not None and len(moments.seconds) != len(rows):
+        raise ValueError(f"times must be those of {len(rows)} rows, got {len(moments.seconds)}")
+    return Table(rows, names, flat, moments, frame, column)
+
+
+def is_polars(data: Any) -> bool:
+    """Whether this is a frame or a Series of Polars."""
+    return type(data).__module__.startswith("polars.")
+
+
+def has_times(index: Any) -> bool:
+    """Whether this is a DatetimeIndex or a PeriodIndex of pandas."""
+    return hasattr(index, "tz") or hasattr(index, "asfreq")
+
+
+def index_times(what: str, index: Any) -> Any:
+    """The times that an index of pandas has, None if it only counts the rows; an error for any other index."""
+    if has_times(index):
+        return index
+    if getattr(index, "nlevels", 1) == 1 and index.dtype.kind in "iufb":
+        return None
+    if len(index) and all(isinstance(one, date) or is_iso(one) for one in index):
+        return list(index)
+    text = index[0] if len(index) else ""
+    formats = date_formats(text) if isinstance(text, str) else []
+    cure = f"{what}.reset_index(drop=True) for rows without times"
+    if formats:
+        cure = f"{what}.set_axis(pandas.to_datetime({what}.index, format=...)) with {' or '.join(map(repr, formats))}"
+    raise ValueError(f"the index of {what} must have times, or count the rows, got {text!r}: give times=, or {cure}")
+
+
+def is_iso(one: Any) -> bool:
+    """Whether this is a text such as 2026-01-31T12:00."""
+    return isinstance(one, str) and DATE.fullmatch(one) is not None
+
+
+def numbers(what: str, data: Any) -> Floats:
+    """An array of numbers, NaN where one is missing or masked; an error for infinite ones."""
+    if isinstance(data, np.ma.MaskedArray):
+        data = np.ma.filled(data.astype(np.float64), np.nan)
+    elif hasattr(data, "columns"):
+        columns = [data.iloc[:, j] if hasattr(data, "iloc") else data[name] for j, name in enumerate(data.columns)]
+        parts = [numbers_of(what, name, column) for name, column in zip(data.columns, columns, strict=True)]
+        data = np.stack(parts, 1) if parts else np.empty(data.shape)
+    elif hasattr(data, "to_numpy") or getattr(getattr(data, "dtype", None), "kind", "") in ("m", "M"):
+        data = numbers_of(what, getattr(data, "name", None), data)
+    try:
+        values = np.array(data, np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{what} must be numbers, or NaN where they are missing: {error}") from None
+    if np.isinf(values).any() or (np.abs(values) > HUGE).any():
+        raise ValueError(f"{what} must be numbers up to {HUGE:g}, or NaN where they are missing, got an infinite one")
+    return values
+
+
+def numbers_of(what: str, name: Any, series: Any) -> Floats:
+    """The numbers of a column; an error names it where it has dates, and `times` for dates of Y, or texts."""
+    where = f" in the column {name!r}" if name is not None else ""
+    try:
+        column = column_of(series)
+    except TypeError as error:
+        raise ValueError(f"{what} must be numbers, got {error}{where}: leave it out") from None
+    if column.times is not None or (column.texts and date_formats(column.texts[0])):
+        cure = f": give times={name!r}" if where and what != "X" else ": leave it out"
+        raise ValueError(f"{what} must be numbers, got dates{where}{cure}")
+    if column.texts:
+        raise ValueError(f"{what} must be numbers, got {column.texts[0][:40]!r}{where}: leave it out")
+    return column.numbers
+
+
+def arranged(what: str, known: list[Hashable], table: Table) -> Floats:
+    """The columns of a table in the order of the known names; an array without names has them in order."""
+    if len(table.names) != len(known):
+        raise ValueError(f"{what} must have the {len(known)} columns of the first row, got {len(table.names)}")
+    if table.names == known or table.names == list(range(len(known))):
+        return table.values
+    in_order(what, known, table.names, [None] * len(known))
+    return np.ascontiguousarray(table.values[:, [table.names.index(name) for name in known]])
+
+
+def read_values(y: Any) -> tuple[list[Hashable], list[Any]]:
+    """The names of the series and their values."""
+    if isinstance(y, Mapping):
+        return list(y), list(y.values())
+    if isinstance(y, (Sequence, np.ndarray)) and not isinstance(y, str) and np.ndim(y) == 1:
+        return list(range(len(y))), list(y)
+    return [ONLY], [y]
+
+
+def read_inputs(x: Mapping[Any, Any] | None) -> tuple[list[Hashable], list[Any]]:
+    """The names and values of exogenous inputs; dates, which River's data sets have among them, are left out."""
+    found = {name: value for name, value in (x or {}).items() if not isinstance(value, date)}
+    return list(found), list(found.values())
+
+
+def in_order(what: str, known: list[Hashable] | None, names: Sequence[Hashable], values: Sequence[Any]) -> Floats:
+    """Values in the order of the known names; NaN where there is none."""
+    known = list(names) if known is None else known
+    if not known and what == "y":
+        raise ValueError("y must have the value of at least one series, got an empty one")
+    row = np.full(len(known), np.nan)
+    for name, value in zip(names, values, strict=True):
+        if name not in known:
+            shown = ", ".join(map(repr, known[:10]))
+            raise ValueError(f"{what} must have the names of the first row, {shown or 'none'}, got {name!r}")
+        try:
+            number = math.nan if value is None or value is np.ma.masked else float(value)
+        except (TypeError, ValueError):
+            raise ValueError(f"{what} must hold numbers, got {value!r} for {name!r}") from None
+        if math.isinf(number) or abs(number) > HUGE:
+            raise ValueError(f"{what} must hold numbers up to {HUGE:g}, or NaN, got {value!r} for {name!r}")
+        row[known.index(name)] = number
+    return row
+
+
+def packed(values: Floats) -> Floats:
+    """Values with missing ones as finite numbers: whether each is there, and what it is, or 0."""
+    return np.stack([~np.isnan(values), np.nan_to_num(values)]).astype(np.float64)

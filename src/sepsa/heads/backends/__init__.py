@@ -1,1 +1,0 @@
-"""The mathematics of the head solvers, faster: compiled, recorded as CUDA graphs, written in Triton."""

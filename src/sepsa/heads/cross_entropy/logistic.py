@@ -1,0 +1,225 @@
+"""The head of independent logistic outputs: one online Newton method of `math.cross_entropy` per output."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sepsa.heads.base import parameters, partial_targets
+from sepsa.heads.base.checks import check_labels, check_outputs, check_rows, explain_nonfinite, is_integer
+from sepsa.heads.cross_entropy.math import CrossEntropyState, UpdateSettings, learned, of_one_output, start
+from sepsa.heads.cross_entropy.newton import NOISE_FACTOR, NewtonHead, check_count, weights_setting
+from sepsa.heads.least_squares.evidence import due
+
+IGNORE_INDEX = -100
+
+
+class LogisticNewton(NewtonHead):
+    """Train independent binary outputs by an online Newton method on their binary cross-entropy.
+
+    Choose it for labels that do not exclude each other (multi-label classification), or for one binary output. Each
+    output equals a `SoftmaxNewton` with one output that gets weight 0 where this output was not observed. Each has a
+    curvature of its own, so the state is out_features matrices of p x p.
+
+    Targets (..., out_features) are 0 or 1 as numbers or booleans, or probabilities. NaN, or -100 among integers, or a
+    weight of 0 marks an output that was not observed; an output without any observation in an update does not change. A
+    head with one output also takes labels (...).
+
+    Args:
+        ridge: Strength of the pull towards the initial weights; 1 has the weight of a few samples of unit features.
+            "evidence": chosen by the samples, one for all outputs, as by `SoftmaxNewton`.
+        forgetting: Factor in (0, 1] on the curvature of earlier samples, once per update; 1 adds no forgetting.
+        bias_ridge: Ridge of the bias. None: 1e-4 (1e-3 in float32) or `ridge`, whichever is smaller; "ridge": `ridge`.
+        pos_weight: One positive factor per output on the loss of its positive samples, as in
+            `torch.nn.BCEWithLogitsLoss`.
+        noise_factor: As for `SoftmaxNewton`.
+
+    Attributes:
+        linear: The `nn.Linear` that the solver is bound to, or None.
+
+    See also:
+        `SoftmaxNewton` for classes of which exactly one is right; `PerOutput` for numeric targets that are partly
+        missing.
+
+    Examples:
+        >>> import torch
+        >>> from sepsa import LogisticNewton
+        >>> _ = torch.manual_seed(0)
+        >>> features = torch.randn(200, 4)
+        >>> labels = (features[:, :2] > 0).float()
+        >>> labels[:50, 1] = torch.nan  # the second output is observed from row 50 on
+        >>> head = LogisticNewton().bind(torch.nn.Linear(4, 2))
+        >>> for batch in torch.arange(200).split(20):
+        ...     head.update(features[batch], labels[batch])
+        >>> head.predict_proba(torch.tensor([[3.0, -3.0, 0.0, 0.0]])).round()
+        tensor([[1., 0.]])
+    """
+
+    settings = ("forgetting", "pos_weight")
+    learns_partly = True
+
+    def __init__(
+        self,
+        *,
+        ridge: float | Literal["evidence"] = 1.0,
+        forgetting: float = 1.0,
+        bias_ridge: float | Literal["ridge"] | None = None,
+        pos_weight: Sequence[float] | Tensor | None = None,
+        noise_factor: float = NOISE_FACTOR,
+    ) -> None:
+        super().__init__(ridge, forgetting, bias_ridge, noise_factor)
+        self.pos_weight = weights_setting("pos_weight", pos_weight, "an output")
+
+    # ------------------------------------------------------------------ state
+
+    def _start(self, linear: nn.Linear) -> None:
+        m, W = linear.out_features, parameters.start(linear, None)
+        one = start(W, **self._derived(linear, W))
+        T, left, counters = one.T.repeat(m, 1, 1), one.ridge_left.repeat(m, 1), one.counters.repeat(m, 1)
+        self._state = one._replace(T=T, ridge_left=left, counters=counters)
+
+    def _derived(self, linear: nn.Linear, W: Tensor) -> dict[str, Tensor]:
+        check_count("pos_weight", self.pos_weight, len(W), "an output")
+        return {"weights": class_weights(self.pos_weight, W), "ridge": self._ridges(linear, W, self._ridge)}
+
+    def __repr__(self) -> str:
+        return self._words("" if self.pos_weight is None else f", pos_weight={self.pos_weight}")
+
+    # ------------------------------------------------------------------ learning
+
+    def loss(self, outputs: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> Tensor:
+        """Return the mean binary cross-entropy of the observed targets, for the body to follow.
+
+        Args:
+            outputs: Logits (..., out_features).
+            targets: As for `update`.
+            sample_weight: Factor (...) or (..., out_features) on the losses; the mean is a weighted one.
+
+        Returns:
+            A scalar.
+        """
+        self._ready()
+        targets = as_numbers(targets, outputs)
+        check_outputs(outputs, targets)
+        missing = targets.isnan()
+        weight = None if self.pos_weight is None else self._state.weights[:, 1].to(outputs.dtype)
+        each = functional.binary_cross_entropy_with_logits(
+            outputs, targets.where(~missing, 0), pos_weight=weight, reduction="none"
+        )
+        return partial_targets.mean_loss(each, ~missing, sample_weight)
+
+    @torch.no_grad()
+    def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
+        """Learn samples as one block.
+
+        Args:
+            features: Inputs of the head (..., in_features).
+            targets: 0, 1 or probabilities (..., out_features), NaN or -100 where not observed; labels (...) for one
+                output.
+            sample_weight: Factor (...) or (..., out_features) on the losses. `forgetting` acts once per update of an
+                output.
+
+        Raises:
+            ValueError: A shape or target is wrong, or a value is not finite; nothing was learned.
+        """
+        linear = self._ready()
+        x, y, weight, observed = self._check(linear, features, targets, sample_weight)
+        updates, ridge = self._updates_now(), self._ridge
+        with torch.autocast(linear.weight.device.type, enabled=False):
+            before = parameters.follow(linear, self._state.W)
+            y = y.to(before.dtype)
+            omega = (torch.ones_like(y) if observed is None else observed.to(y)) if weight is None else weight.to(y)
+            Phi, old = parameters.rows(linear, x, before.dtype), self._state
+            if self.ridge == "evidence" and not updates:
+                old, ridge = self._begun(x, omega.mean(1))
+
+            new, finite, too_large = self._learned(linear, old, before, Phi, y, omega)
+            if bool(too_large.any()):
+                new, finite, _ = self._learned(linear, old, before, Phi, y, omega, by_qr=True)
+            if observed is not None:
+                new = kept(new, old._replace(W=before), observed.any(0))
+            if not bool(finite.all()):
+                raise self._explain(features, targets, y, new.W)
+            if self.ridge == "evidence" and due(updates, updates + 1, self.forgetting if self.forgets else 1.0):
+                new, ridge = self._chosen(new, ridge)
+            head = new.W.to(linear.weight.dtype)
+        self._assign(head, _state=new, _ridge=ridge, _updates=updates + 1)
+
+    def _check(self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Any:
+        check_rows(linear, features)
+        if is_integer(targets):
+            check_labels(linear, features, targets)
+            targets = as_numbers(targets, linear.weight, features.shape[:-1])
+        return partial_targets.rows_of(linear, features, targets, sample_weight)
+
+    def _learned(
+        self,
+        linear: nn.Linear,
+        old: CrossEntropyState,
+        W: Tensor,
+        Phi: Tensor,
+        y: Tensor,
+        omega: Tensor,
+        by_qr: bool = False,
+    ) -> tuple[CrossEntropyState, Tensor, Tensor]:
+        """The state after an update of every output, and for each the flags of `learned`."""
+        ridge = old.ridge
+        settings = UpdateSettings(self.forgetting if self.forgets else 1.0, 0.0, linear.weight.dtype)
+
+        def one(
+            state: tuple[Tensor, ...], W: Tensor, t: Tensor, w: Tensor
+        ) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+            alone = of_one_output(state, ridge)
+            new, finite, too_large = learned(alone, W[None], Phi, t[:, None], w, settings, by_qr)
+            return (new.T, new.W[0], new.shares[0], new.ridge_left, new.counters), finite, too_large
+
+        new, finite, too_large = torch.func.vmap(one, in_dims=(0, 0, 1, 1))(tuple(old[:7]), W, y, omega)
+        T, W, shares, left, counters = new
+        tensors = (T, W, old.prior, shares, left, counters)
+        parts = *(tensor.contiguous() for tensor in tensors), old.weights, ridge
+        return CrossEntropyState(*parts), finite, too_large
+
+    def _explain(self, features: Tensor, targets: Tensor, y: Tensor, learned: Tensor) -> ValueError:
+        bad = (y < 0) | (y > 1)
+        if bool((bad & y.isfinite()).any()):
+            worst = targets.reshape(y.shape)[bad & y.isfinite()][0].item()
+            return ValueError(f"targets must be 0 or 1, or probabilities in [0, 1], got {worst:g}: nothing was learned")
+        return explain_nonfinite(features, y, self._head(), learned)
+
+    def _probabilities(self, outputs: Tensor) -> Tensor:
+        return outputs.sigmoid()
+
+    def _deviation(self, Phi: Tensor) -> Tensor:
+        deviations: Tensor = torch.linalg.vector_norm(Phi @ self._state.T.mT, dim=2).T
+        return deviations
+
+
+def kept(new: CrossEntropyState, old: CrossEntropyState, which: Tensor) -> CrossEntropyState:
+    """`new` for the outputs `which` (m,), and `old` for the others."""
+    pairs: Any = zip(new[:6], old[:6], strict=True)
+    tensors = [a.where(which.reshape(-1, *[1] * (a.ndim - 1)), b) for a, b in pairs]
+    return new._replace(**dict(zip(new._fields, tensors, strict=False)))
+
+
+def as_numbers(targets: Tensor, like: Tensor, leading: torch.Size | None = None) -> Tensor:
+    """Targets in the dtype of `like`, NaN for -100 among integers; labels of the `leading` shape get a last dimension.
+
+    `like` tells that shape too, where it has as many dimensions as features.
+    """
+    if targets.is_floating_point():
+        return targets.to(like.dtype) if leading is None else targets
+    numbers = targets.to(like.dtype)
+    if targets.dtype != torch.bool:
+        numbers = numbers.where(targets != IGNORE_INDEX, math.nan)
+    return numbers.unsqueeze(-1) if numbers.shape == (like.shape[:-1] if leading is None else leading) else numbers
+
+
+def class_weights(pos_weight: list[float] | None, like: Tensor) -> Tensor:
+    """(m, 2): the weights of a negative and a positive sample for each output."""
+    yes = like.new_tensor(pos_weight or [1.0] * len(like))
+    return torch.stack([torch.ones_like(yes), yes], 1)

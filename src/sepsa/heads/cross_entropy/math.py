@@ -1,0 +1,420 @@
+"""The mathematics of `SoftmaxNewton`: pure functions of tensors, new state out, one body for host and CUDA graph.
+
+Softmax cross-entropy by an online Newton method with one p x p curvature for all classes.
+
+Symbols: Φ (n, p) features, with a last column of ones where the head has a bias; τ (n, K) targets, probabilities times
+the weights of sample and class, m = Σ_k τ_k; W (K, p) the head; P (n, K) its probabilities; R = mP - τ. The Hessian of
+the summed cross-entropy is Σ_i m_i (diag P_i - P_i P_iᵀ) ⊗ φ_i φ_iᵀ. With V = P(1 - P), Gershgorin bounds each class
+factor by 2 diag V_i, and the sum of Kronecker products is taken for one product of sums, as K-FAC does:
+
+    diag s ⊗ A,    A = Σ_i ω_i φ_i φ_iᵀ + diag ridge/s̄,    ω_i = Σ_k U_ik,    s = 2 Σ_i U_i / Σ_i ω_i,    s̄ = 2/K    (1)
+
+U = (mV + R²/m)/2 is the mean of the Fisher information and its sample: R² expects mV. V alone forgets where it matters:
+a head that overshoots is sure of what is wrong, finds no curvature there, and overshoots again.
+
+Both sums fade, because the V of old samples is that of an old head: A and Σ U keep λ = M/(M + 7n) of themselves in an
+update of n samples, M = 8p + the samples seen, so they remember the last eighth; `forgetting` may lower λ. The classes
+of one batch are not those of all, so its own part of (1) is inflated to cover each, by ρ = max_k s_k(batch)/s_k:
+
+    W <- W - diag(1/s) Rᵀ Φ (λA + ρ Φᵀ diag(ω) Φ)⁻¹,    A <- λA + Φᵀ diag(ω) Φ                                    (2)
+
+A single sample thus moves its logits by about R/ω and never by R/(ω s). Forgotten ridge comes back as rows √q e_j with
+the residual √q (W - prior)_j, in rotation. CrossEntropyState: T (p, p) with TᵀT = A⁻¹, and what (1) and (2) sum over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sepsa.heads.base.ridge import coordinates, due, lacking, next_cursor
+from sepsa.heads.least_squares.math import PRODUCT_LIMIT, add_by_qr, andrews, copies, identity, root_of, triangular
+
+FADE = 7.0  # how many old samples a new one replaces in the curvature
+# The least squared pivot of a curvature of unit diagonal that is formed as sums of samples of this dtype.
+LOST_DIGITS = {torch.float64: 1e-10, torch.float32: 1e-5}
+SMALL, LARGE = 64, 3  # of more than 64 columns, a block of p/3 samples is large; docs/performance.md
+CHUNK = 2**25  # numbers that an array of samples and classes has at most
+TOLERANCE = 1e-3  # of the sum of a sample's class probabilities: float16 and bfloat16 round them
+
+
+class CrossEntropyState(NamedTuple):
+    """All tensors of a SoftmaxNewton. An update makes a new one; only captured updates write into the tensors."""
+
+    T: Tensor  # (p, p)
+    W: Tensor  # (K, p)
+    prior: Tensor  # (K, p)
+    shares: Tensor  # (K,): Σ U of each class
+    ridge_left: Tensor  # (p,)
+    counters: Tensor  # (3,): updates, samples, the coordinate next to get its ridge back
+    weights: Tensor  # (classes,)
+    ridge: Tensor  # (p,): as A has it, ridge/s̄
+    A: Tensor | None = None  # (p, p): after a large block, of which T has not been computed yet; T is then an older one
+
+    def to(self, device: torch.device) -> CrossEntropyState:
+        """The state on this device."""
+        return self.map(lambda tensor: tensor.to(device))
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> CrossEntropyState:
+        """The function of every tensor."""
+        return self._replace(**{name: function(t) for name, t in zip(self._fields, self, strict=True) if t is not None})
+
+    def copy(self) -> CrossEntropyState:
+        """The state in memory of its own."""
+        mine = iter(copies([part for part in self if part is not None]))
+        return self.map(lambda _: next(mine))
+
+
+def start(W: Tensor, weights: Tensor, ridge: Tensor) -> CrossEntropyState:
+    """Before any data: the head W (K, p), the classes' weights and the ridge (p,) of A."""
+    return CrossEntropyState(
+        T=torch.diag(1 / ridge.sqrt()),
+        W=W,
+        prior=W.clone(),
+        shares=W.new_ones(len(W)),
+        ridge_left=ridge.clone(),
+        counters=W.new_zeros(3),
+        weights=weights,
+        ridge=ridge,
+    )
+
+
+class UpdateSettings(NamedTuple):
+    """What an update depends on beside the state and its samples."""
+
+    forgetting: float
+    label_smoothing: float
+    head_dtype: torch.dtype  # of the head's own weights
+
+
+def learned(
+    state: CrossEntropyState,
+    W: Tensor,
+    Phi: Tensor,
+    targets: Tensor,
+    sample_weight: Tensor | None,
+    settings: UpdateSettings,
+    by_qr: bool = False,
+) -> tuple[CrossEntropyState, Tensor, Tensor]:
+    """What the state would be after an update from the head W, and two flags. The host reads nothing.
+
+    The first flag is false where targets are no probabilities, or where a number cannot be held, also by the head; the
+    second is true where the rows are so large that digits are lost unless `by_qr`.
+    """
+    p, n = W.shape[1], len(Phi)
+    R, U, samples, valid = residuals_of(W, Phi, targets, sample_weight, state.weights, settings.label_smoothing)
+    omega = U.sum(1, keepdim=True)
+    lam, shares, s, rho = blended(state, U.sum(0), U.sum(), samples, settings.forgetting)
+    tiny = torch.finfo(W.dtype).tiny
+
+    # The rows that A gains, scaled to weight one, and the residuals of (2) as they see them
+    scale = omega.sqrt()
+    at, q, left = restored(state, lam, settings.forgetting, n)
+    c, back = len(at), q.sqrt()[:, None]
+    rows = torch.cat([Phi * scale, Phi.new_zeros(c, p).scatter(1, at[:, None], back)])
+    residuals = torch.cat([R / s / scale.clamp(min=tiny), back * (W - state.prior)[:, at].T])
+    inflation = torch.cat([rho.expand(n), rho.new_ones(c)])[:, None]
+
+    T = state.T / lam.sqrt()
+    F = T @ rows.T
+    too_large = F.square().sum() > PRODUCT_LIMIT
+    d = inflation.sqrt()
+    T, step = absorb_by_qr(T, rows, residuals, d) if by_qr else absorb(T, F, residuals, d)
+    T, W = T.contiguous(), (W - step).contiguous()  # in one layout however made, as BLAS rounds by the layout
+    counters = counted(state, samples, c)
+    sums = Phi.square().sum() + shares.sum() + counters[1]
+    finite = valid & sums.isfinite() & T.isfinite().all() & W.to(settings.head_dtype).isfinite().all()
+    ridge_left = left.scatter_add(0, at, q)
+    return (
+        CrossEntropyState(T, W, state.prior, shares, ridge_left, counters, state.weights, state.ridge),
+        finite,
+        too_large,
+    )
+
+
+def restored(state: CrossEntropyState, lam: Tensor, forgetting: float, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The coordinates (c,) that get their ridge back in an update of n samples, how much each, and what λ has left."""
+    p = state.W.shape[1]
+    at = coordinates(p, due(p, forgetting, at_least=n), state.counters[2].long(), state.W.device)
+    assert isinstance(at, Tensor)  # because the cursor is one
+    left = lam * state.ridge_left
+    return at, lacking(left, state.ridge, at), left
+
+
+def counted(state: CrossEntropyState, samples: Tensor, c: int) -> Tensor:
+    """The counters after an update of these samples, in which c coordinates got their ridge back."""
+    updates, seen, cursor = state.counters
+    return torch.stack([updates + 1, seen + samples, next_cursor(cursor, c, state.W.shape[1])])
+
+
+def residuals_of(
+    W: Tensor, Phi: Tensor, targets: Tensor, sample_weight: Tensor | None, weights: Tensor, smoothing: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """R and U (n, K) of (1) at the head W, in the dtype of Φ; Σ m; and whether the targets are valid (0-d)."""
+    dtype, K, C, n = Phi.dtype, len(W), len(weights), len(Phi)
+    weights = weights.to(dtype)
+    P = both(Phi @ W.to(dtype).T).softmax(1)
+    if targets.is_floating_point():
+        t = probabilities_of(targets.detach(), weights).reshape(n, C)
+        valid = (t >= 0).all() & ((t.sum(1) - 1).abs() <= TOLERANCE).all()
+        t = ((1 - smoothing) * t + smoothing / C) * weights
+        if sample_weight is not None:
+            t = t * sample_weight.reshape(-1, 1).to(dtype)
+        m = t.sum(1, keepdim=True)
+        R = m * P - t
+    else:
+        y = targets.detach().reshape(n, 1).long()
+        valid = ((y >= 0) & (y < C)).all()
+        y = y.clamp(0, C - 1)
+        hit, even = (1 - smoothing) * weights[y], smoothing / C * weights
+        if sample_weight is not None:
+            factor = sample_weight.reshape(-1, 1).to(dtype)
+            hit, even = hit * factor, even * factor
+        m = hit + even.sum(-1, keepdim=True) if smoothing else hit
+        R = (m * P - even if smoothing else m * P).scatter_add_(1, y, -hit)
+    R, P = R[:, C - K :], P[:, C - K :]
+    if dtype == torch.float32 and not (targets.is_floating_point() or smoothing):
+        return R, R.abs() / 2, m.sum(), valid  # the same in fewer kernels: mP(1 - P) + m(P - y)² = m|P - y|, y 0 or 1
+    U = (m * P * (1 - P) + R.square() / m.clamp(min=torch.finfo(dtype).tiny)) / 2
+    return R, U, m.sum(), valid
+
+
+def blended(
+    state: CrossEntropyState, U: Tensor, total_U: Tensor, samples: Tensor, forgetting: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """λ, Σ U with the block's U (K,) and their sum, s and ρ of (2), for a block of so many samples."""
+    K, p = state.W.shape
+    total = state.counters[1] + (FADE + 1) * p
+    lam = (total / (total + FADE * samples)).clamp(max=forgetting)
+    shares = lam * state.shares + (1 - lam) + U
+    s = class_factors(shares)
+    rho = ((U / s).max() * min(K, 2) / total_U.clamp(min=torch.finfo(U.dtype).tiny)).clamp(min=1)
+    return lam, shares, s, rho
+
+
+def is_large(p: int, n: int) -> bool:
+    """Whether n samples are so many that the sums over them are formed first, and A is kept instead of T."""
+    return SMALL < p <= LARGE * n
+
+
+class Joined(NamedTuple):
+    """The curvature that a large block of samples joins, and what else of the state changes with it."""
+
+    old: Tensor  # λA with the ridge that comes back
+    H: Tensor  # λA + ρM, with that ridge
+    s: Tensor  # (K,)
+    back: Tensor  # (p,): the ridge that comes back
+    shares: Tensor
+    ridge_left: Tensor
+    counters: Tensor
+
+
+def joined(state: CrossEntropyState, M: Tensor, U: Tensor, samples: Tensor, n: int, forgetting: float) -> Joined:
+    """(2) for n samples of this M = Φᵀ diag(ω) Φ, Σ U and Σ m; the state must have A."""
+    assert state.A is not None
+    lam, shares, s, rho = blended(state, U, U.sum(), samples, forgetting)
+    at, q, left = restored(state, lam, forgetting, n)
+    back = torch.zeros_like(left).scatter(0, at, q)
+    old = lam * state.A + torch.diag(back)
+    return Joined(old, old + rho * M, s, back, shares, left + back, counted(state, samples, len(at)))
+
+
+class LargeBlock(NamedTuple):
+    """What `look_large` hands over to `finish_large`."""
+
+    old: Tensor  # λA with the ridge that comes back
+    M: Tensor  # Φᵀ diag(ω) Φ
+    G: Tensor  # the gradient, scaled by 1/s and by `size`
+    root: Tensor  # the Cholesky factor of λA + ρM of unit diagonal
+    size: Tensor  # the roots of its diagonal
+    W: Tensor
+    shares: Tensor
+    ridge_left: Tensor
+    counters: Tensor
+
+
+def look_large(
+    state: CrossEntropyState,
+    W: Tensor,
+    Phi: Tensor,
+    targets: Tensor,
+    sample_weight: Tensor | None,
+    settings: UpdateSettings,
+) -> tuple[LargeBlock, Tensor, Tensor]:
+    """The first half of `learned` by A, which the state must have, instead of T: RᵀΦ, ΦᵀωΦ and one factor of order p.
+
+    Φ may have fewer digits than the state: the sums over samples and the step are then as exact as Φ. The second flag
+    is true where A with a unit diagonal has so small a pivot that rounding could decide it, or where the new weights
+    could be very large; then another route learns. Where the flags allow it, all that follows is finite.
+    """
+    G, M, U, samples, invalid = block_sums(W, Phi, targets, sample_weight, state.weights, settings.label_smoothing)
+    old, H, s, back, shares, ridge_left, counters = joined(state, M, U, samples, len(Phi), settings.forgetting)
+    size = H.diagonal().sqrt()
+    G = G / s[:, None] + back * (W - state.prior)
+    root = torch.linalg.cholesky_ex((H / (size[:, None] * size)).to(Phi.dtype)).L
+    block = LargeBlock(old, M, (G / size).to(Phi.dtype), root, size, W, shares, ridge_left, counters)
+    lost = ~(root.diagonal().min().square() > LOST_DIGITS[Phi.dtype])
+    finite = ~invalid & (H.sum() + shares.sum() + counters[1]).isfinite()
+    if torch.finfo(settings.head_dtype).max > 1e30:
+        # A is at least its ridge, so that |step| <= |G| / ridge.
+        most = torch.linalg.vector_norm(W) + torch.linalg.vector_norm(G) / block.ridge_left.min()
+        return block, finite & most.isfinite(), lost | ~(most < 1e30)
+    return block, finite & finish_large(state, block).W.to(settings.head_dtype).isfinite().all(), lost
+
+
+def finish_large(state: CrossEntropyState, block: LargeBlock) -> CrossEntropyState:
+    """The state after a block that `look_large` has found good."""
+    W = block.W - torch.cholesky_solve(block.G.T, block.root).T / block.size
+    return state._replace(
+        W=W, shares=block.shares, ridge_left=block.ridge_left, counters=block.counters, A=block.old + block.M
+    )
+
+
+def block_sums(
+    W: Tensor, Phi: Tensor, targets: Tensor, sample_weight: Tensor | None, weights: Tensor, smoothing: float
+) -> list[Tensor]:
+    """RᵀΦ, Φᵀ diag(ω) Φ, Σ U and Σ m in W's dtype, and whether a target is invalid, from `CHUNK` logits at a time."""
+    n, size, V = len(Phi), max(CHUNK // len(weights), 1), W.to(Phi.dtype)
+    sums: list[Tensor] = []
+    for rows in (slice(first, first + size) for first in range(0, n, size)):
+        x, y = Phi[rows], targets.reshape(n, -1)[rows]
+        each = None if sample_weight is None else sample_weight.reshape(n)[rows]
+        R, U, samples, valid = residuals_of(V, x, y, each, weights, smoothing)
+        scaled = x * U.sum(1, keepdim=True).sqrt()
+        part = [*(t.to(W.dtype) for t in (R.T @ x, scaled.T @ scaled, U.sum(0), samples)), ~valid]
+        sums = [a + b for a, b in zip(sums, part, strict=True)] if sums else part
+    return sums
+
+
+def of_one_output(parts: Sequence[Tensor], ridge: Tensor) -> CrossEntropyState:
+    """The state of a head of one output, from its parts of a state of several, and the ridge that these share."""
+    T, W, prior, share, left, counters, weights = parts
+    return CrossEntropyState(T, W[None], prior[None], share[None], left, counters, weights, ridge)
+
+
+def with_root(state: CrossEntropyState) -> CrossEntropyState:
+    """The state with T, which is computed from A where A is newer."""
+    return state if state.A is None else state._replace(T=inverse_root(state.A)[0], A=None)
+
+
+def with_curvature(state: CrossEntropyState) -> CrossEntropyState:
+    """The state with A, which is computed from T where there is none."""
+    if state.A is not None:
+        return state
+    R = torch.linalg.inv(state.T).mT
+    return state._replace(A=R.mT @ R)
+
+
+def with_ridge(state: CrossEntropyState, ridge: Tensor) -> CrossEntropyState | None:
+    """The state of a head that has learned the same with another ridge (p,) of A, or None where that loses digits.
+
+    Each coordinate keeps the share of its ridge that it has. For A' = A + D with D = (ridge' - ridge) share, the
+    weights W' = W - ((W - prior) D) A'⁻¹ are those of that ridge if the loss is a parabola, which cross-entropy is
+    nearly about its minimum. The state may be of several outputs, each with its own T. A state that has A keeps it.
+    """
+    share = state.ridge_left / state.ridge
+    D = (ridge - state.ridge) * share
+    new = state._replace(ridge_left=ridge * share, ridge=ridge)
+    T, good = state.T, False
+    if state.A is None:  # TᵀT = A⁻¹: (A + D)⁻¹ = Tᵀ(I + TDTᵀ)⁻¹T
+        H = identity(T.shape[-1], T) + (T * D[..., None, :]) @ T.mT
+        C, least = unit_root(H)
+        good = bool(least > LOST_DIGITS[torch.float64])
+        T = triangular(C, T / H.diagonal(dim1=-2, dim2=-1).sqrt()[..., None]).contiguous()
+        new = new._replace(T=T)
+    if not good:
+        A = with_curvature(state).A
+        assert A is not None
+        A = A + torch.diag_embed(D)
+        T, least = inverse_root(A)
+        if not bool(least > LOST_DIGITS[torch.float64]):
+            return None
+        new = new._replace(T=T) if state.A is None else new._replace(A=A)
+    step = ((state.W - state.prior) * D).reshape(*T.shape[:-2], -1, T.shape[-1]) @ T.mT @ T
+    return new._replace(W=(state.W - step.reshape(state.W.shape)).contiguous())
+
+
+def unit_root(A: Tensor) -> tuple[Tensor, Tensor]:
+    """The Cholesky factor of A (..., p, p) with a unit diagonal, and its least squared pivot (0-d)."""
+    size = A.diagonal(dim1=-2, dim2=-1).sqrt()
+    C = torch.linalg.cholesky_ex(A / (size[..., :, None] * size[..., None, :])).L
+    return C, C.diagonal(dim1=-2, dim2=-1).min().square()
+
+
+def inverse_root(A: Tensor) -> tuple[Tensor, Tensor]:
+    """A T (..., p, p) with TᵀT = A⁻¹, and the least squared pivot (0-d) of A with a unit diagonal."""
+    C, least = unit_root(A)
+    one = identity(A.shape[-1], A).expand(A.shape)
+    return (triangular(C, one) / A.diagonal(dim1=-2, dim2=-1).sqrt()[..., None, :]).contiguous(), least
+
+
+def absorb(T: Tensor, F: Tensor, residuals: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+    """Q (r, p) joins the A of TᵀT = A⁻¹: the new T, and the step ((A + QᵀD²Q)⁻¹QᵀE)ᵀ with D = diag d, d (r, 1).
+
+    With F = TQᵀ: (I + FFᵀ)^(-1/2) T is such a root, and the step is Tᵀ(I + FD²Fᵀ)⁻¹FE = TᵀFD(I + DFᵀFD)⁻¹D⁻¹E.
+    """
+    p, r = F.shape
+    if r >= p:
+        G = F * d.T
+        return triangular(root(F @ F.T), T), solve(root(G @ G.T), F @ residuals).T @ T
+    M, Q = F.T @ F, F.T @ T
+    return andrews(T, F, Q, root(M)), (d * solve(root(d * M * d.T), residuals / d)).T @ Q
+
+
+def absorb_by_qr(T: Tensor, rows: Tensor, residuals: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+    """`absorb` for rows (r, p) of any size, which squares none of them."""
+    R = torch.linalg.inv(T).T
+    none = R.new_zeros(len(R), residuals.shape[1])
+    new, _, _ = add_by_qr(R, none[:, :0], rows, residuals[:, :0])
+    inflated, Z, _ = add_by_qr(R, none, d * rows, residuals / d)
+    return root_of(new), triangular(inflated, Z, upper=True).T
+
+
+def root(M: Tensor) -> Tensor:
+    """The Cholesky factor of I + M, where what rounding takes from a large M is given back."""
+    M = M.clone()
+    M.diagonal().add_(1 + 4 * torch.finfo(M.dtype).eps * M.diagonal().sum())
+    C: Tensor = torch.linalg.cholesky_ex(M).L
+    return C
+
+
+def solve(C: Tensor, X: Tensor) -> Tensor:
+    """(CCᵀ)⁻¹X."""
+    return triangular(C.T, triangular(C, X), upper=True)
+
+
+def both(logits: Tensor) -> Tensor:
+    """Logits of all classes: one output is the logit of class 1 against a 0 for class 0."""
+    return torch.cat([torch.zeros_like(logits), logits], -1) if logits.shape[-1] == 1 else logits
+
+
+def probabilities_of(targets: Tensor, weights: Tensor) -> Tensor:
+    """Targets of any kind as probabilities (..., classes); a label that is none becomes NaN."""
+    C = len(weights)
+    if targets.is_floating_point():
+        targets = targets.to(weights.dtype)  # before 1 - targets, which has more digits
+        return torch.cat([1 - targets, targets], -1) if targets.shape[-1] == 1 else targets
+    one = torch.arange(C, device=targets.device)
+    hot = (targets.unsqueeze(-1) == one).to(weights.dtype)
+    return hot / hot.sum(-1, keepdim=True)
+
+
+def class_factors(shares: Tensor) -> Tensor:
+    """The s (K,) of (1)."""
+    return min(len(shares), 2) * shares / shares.sum()
+
+
+def floor(ridge: Tensor, K: int) -> Tensor:
+    """The ridge (p,) as A has it: ridge/s̄."""
+    return ridge * max(K / 2, 1)
+
+
+def effective_samples(updates: float, seen: float, p: int, forgetting: float) -> float:
+    """About how many of the samples seen A (p, p) remembers: the λ of (2) summed up, for updates of the mean size."""
+    start = (FADE + 1) * p
+    total = seen + start
+    remembered: float = total / (FADE + 1) * (1 - (start / total) ** (FADE + 1))
+    return min(remembered, seen / updates / (1 - forgetting)) if forgetting < 1.0 and updates else remembered

@@ -1,0 +1,296 @@
+"""What `SoftmaxNewton` and `LogisticNewton` share: settings, saved states and logits of a `CrossEntropyState`."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, overload
+
+import torch
+from torch import Tensor, nn
+
+from sepsa.heads.base import health, parameters
+from sepsa.heads.base.checks import bias_setting, check_rows, ridge_setting
+from sepsa.heads.base.head import OwnsHead
+from sepsa.heads.base.state_checks import check_regular, read_ridges, read_solver
+from sepsa.heads.cross_entropy import evidence as class_evidence
+from sepsa.heads.cross_entropy.math import (
+    CrossEntropyState,
+    effective_samples,
+    floor,
+    with_ridge,
+    with_root,
+)
+from sepsa.heads.least_squares.evidence import START
+from sepsa.heads.protocols import Posterior, PrecisionWarning
+from sepsa.states import schema
+from sepsa.states.schema import Entries
+from sepsa.validation import in_range
+
+_SMALL_RIDGE = 1e-12
+NOISE_FACTOR = 3.0  # by comparison: benchmarks/class_defaults.py
+KEYS = CrossEntropyState._fields[:-3]  # weights and ridge follow from the settings, T from A
+
+
+class NewtonHead(OwnsHead):
+    """Base of `SoftmaxNewton` and `LogisticNewton`; not a head by itself."""
+
+    learns_partly = False  # whether each output has a curvature of its own; see `sepsa.heads.LearnsPartly`
+    forgets = True  # in the next update; see `sepsa.heads.Forgets`
+    settings: ClassVar[tuple[str, ...]]  # arguments that a state keeps, beside the ridges
+    _state: CrossEntropyState
+    _replaced = ("_state", "_updates", "_ridge")
+    _updates: int | None = None  # the state's, where the host knows them without waiting for the device
+
+    def __init__(
+        self,
+        ridge: float | Literal["evidence"],
+        forgetting: float,
+        bias_ridge: float | Literal["ridge"] | None,
+        noise_factor: float,
+    ) -> None:
+        self.ridge = ridge if ridge == "evidence" else ridge_setting(ridge)
+        self.noise_factor = in_range("noise_factor", noise_factor, 0.0, math.inf)
+        ridge = self._ridge = START if isinstance(self.ridge, str) else self.ridge  # the present one
+        if ridge < _SMALL_RIDGE:
+            warnings.warn(
+                f"ridge={ridge:g} is below {_SMALL_RIDGE:g}, where rounding errors decide how a {type(self).__name__} "
+                f"moves in directions that it has no data for: use ridge={_SMALL_RIDGE:g}",
+                PrecisionWarning,
+                stacklevel=3,
+            )
+        self.forgetting = in_range("forgetting", forgetting, 0.0, 1.0)
+        self.bias_ridge = bias_setting(bias_ridge)
+
+    @abstractmethod
+    def _derived(self, linear: nn.Linear, W: Tensor) -> dict[str, Tensor]:
+        """`weights` and `ridge` of the state, which follow from the settings; those must fit the head, W (m, p)."""
+
+    def _ridges(self, linear: nn.Linear, W: Tensor, ridge: float) -> Tensor:
+        """The `ridge` (p,) of a state for this setting."""
+        return floor(parameters.ridges(linear, ridge, self.bias_ridge, W), 1 if self.learns_partly else len(W))
+
+    @abstractmethod
+    def _check(self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Any:
+        """Raise an error for samples whose shape, dtype, device or weights are wrong."""
+
+    @abstractmethod
+    def _probabilities(self, outputs: Tensor) -> Tensor:
+        """The probabilities of logits (..., out_features)."""
+
+    @abstractmethod
+    def _deviation(self, Phi: Tensor) -> Tensor:
+        """The standard deviations (n, m) of the logits at the rows Φ (n, p)."""
+
+    def _updates_now(self) -> int:
+        """The number of updates of the output that has most."""
+        if self._updates is None:
+            self._updates = int(self._state.counters.reshape(-1, 3)[:, 0].max())
+        return self._updates
+
+    def _located(self) -> nn.Linear:
+        """The head, with the state where it is."""
+        linear = self._head()
+        device = linear.weight.device
+        if self._state.T.device != device:
+            self._assign(_state=self._state.to(device))
+        return linear
+
+    def _ready(self) -> nn.Linear:
+        """The head, with the state where it is and T computed."""
+        linear = self._located()
+        if self._state.A is not None:
+            self._assign(_state=with_root(self._state))
+        return linear
+
+    @property
+    def ridge_now(self) -> float:
+        """The ridge of the weights: `ridge`, or what evidence has chosen."""
+        self._head()
+        return self._ridge
+
+    def _begun(self, features: Tensor, weight: Tensor | None) -> tuple[CrossEntropyState, float]:
+        """The state before the first update, with a ridge by evidence for these features, and that ridge."""
+        linear, state = self._head(), self._state
+        outputs = class_evidence.outputs_together(state)
+        rows = features.detach().reshape(-1, linear.in_features).to(state.W.dtype)
+        if weight is not None:
+            weight = weight.detach().reshape(-1).to(state.W.dtype)
+        ridge = class_evidence.first_ridge(rows, weight, outputs)
+        if ridge is None:
+            return state, self._ridge
+        each = self._ridges(linear, state.W, ridge)
+        T, left = torch.diag(each.rsqrt()).expand(state.T.shape), each.expand(state.ridge_left.shape)
+        return state._replace(T=T.clone(), ridge_left=left.clone(), ridge=each), ridge
+
+    def _chosen(self, state: CrossEntropyState, ridge: float) -> tuple[CrossEntropyState, float]:
+        """The state, which has this ridge, with the ridge of the largest evidence, and that ridge."""
+        linear, forgetting = self._head(), self.forgetting if self.forgets else 1.0
+        with torch.autocast(linear.weight.device.type, enabled=False):
+            found = class_evidence.evidence_of(state, forgetting, linear.bias is not None)
+            best = class_evidence.best_ridge(found, ridge, self.noise_factor)
+            new = None if best == ridge else with_ridge(state, self._ridges(linear, state.W, best))
+            if new is None or not bool(new.W.to(linear.weight.dtype).isfinite().all()):
+                return state, ridge
+        return new, best
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state and the settings, without the head's weights, which are in the `nn.Linear`."""
+        self._ready()
+        state: dict[str, Any] = {key: getattr(self._state, key).clone() for key in KEYS}
+        for name in self.settings:
+            value = getattr(self, name)
+            state[name] = list(value) if isinstance(value, list) else value
+        by_evidence = self.noise_factor if self.ridge == "evidence" else None
+        return state | {"ridges": [self._ridge, self.bias_ridge], "noise_factor": by_evidence}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a saved state, with its settings.
+
+        Args:
+            state_dict: The result of `state_dict` of a solver whose head has the same shape.
+
+        Raises:
+            ValueError: An entry is missing or wrong; the message names it and nothing changed.
+        """
+        linear, old = self._ready(), self._state
+        saved = read_solver(type(self).__name__, state_dict, {*KEYS, *self.settings, "noise_factor"})
+        ridge, bias_ridge = read_ridges(saved.path("ridges"), saved["ridges"])
+        kind: Any = type(self)
+        with schema.settings("state_dict"):
+            given = {name: saved[name] for name in self.settings} | {"ridge": ridge, "bias_ridge": bias_ridge}
+            if saved["noise_factor"] is not None:
+                given |= {"ridge": "evidence", "noise_factor": saved["noise_factor"]}
+            fresh = kind(**given)
+            fresh._ridge = ridge
+            derived = fresh._derived(linear, old.W)
+        tensors = {
+            key: saved.tensor(key, tuple(was.shape), was.dtype, linear.weight.device)
+            for key, was in ((key, getattr(old, key)) for key in KEYS)
+        }
+        state = CrossEntropyState(**tensors, **derived)
+        check_values(saved, state)
+        own = (*self.settings, "ridge", "noise_factor", "bias_ridge", "_ridge")
+        self._assign(**{name: getattr(fresh, name) for name in own}, _state=state, _updates=None)
+
+    @property
+    def steps(self) -> int:
+        """The number of updates that the head, or its output with most updates, has learned."""
+        self._located()
+        return int(self._state.counters.reshape(-1, 3)[:, 0].max())
+
+    @property
+    def samples(self) -> float:
+        """The number of samples learned, each counted by its weight; a mean over outputs that learn separately."""
+        self._located()
+        return float(self._state.counters.reshape(-1, 3)[:, 1].mean())
+
+    @torch.no_grad()
+    def covariance(self) -> Tensor:
+        """Return B = A⁻¹ (p, p), the inverse of the curvature that all classes share; a bias is the last coordinate.
+
+        Of a `LogisticNewton`, (out_features, p, p): one for each output.
+        """
+        self._ready()
+        T = self._state.T
+        B = T.mT @ T
+        return (B + B.mT) / 2
+
+    @torch.no_grad()
+    def health(self) -> dict[str, float]:
+        """Return numbers that show why a run goes wrong, to log about every hundred steps.
+
+        The cost is a singular value decomposition of a p x p matrix.
+
+        - `condition`: largest over smallest eigenvalue of the curvature. Above 1e10 digits are lost: raise `ridge`, or
+          normalize the features.
+        - `smallest_eigenvalue` of the curvature A. A value near `ridge` times half the number of classes means that no
+          sample had a component in some direction; there only the ridge determines the weights.
+        - `effective_samples`: about how many samples the curvature remembers, an eighth of those seen or fewer by
+          `forgetting`.
+        - `dead_features`: number of features that were zero in all samples remembered: make the body narrower.
+
+        With a curvature for each output, each number is that of the output where it is worst.
+        """
+        self._ready()
+        state = self._state
+        counts, p = state.counters.reshape(-1, 3).tolist(), state.W.shape[1]
+        samples = min(effective_samples(updates, seen, p, self.forgetting) for updates, seen, _ in counts)
+        return health.report(state.T, state.ridge_left, samples)
+
+    @torch.no_grad()
+    def predict_proba(self, features: Tensor) -> Tensor:
+        """Return class probabilities.
+
+        Args:
+            features: Inputs of the head (..., in_features).
+
+        Returns:
+            Probabilities (..., out_features): of the classes, (..., 2) for one output, or of a `LogisticNewton` that
+            each output is 1.
+        """
+        linear = self._ready()
+        check_rows(linear, features)
+        return self._probabilities(linear(features))
+
+    @overload
+    def predict(self, features: Tensor, return_std: Literal[False] = False) -> Tensor: ...
+    @overload
+    def predict(self, features: Tensor, return_std: Literal[True]) -> Posterior: ...
+    @torch.no_grad()
+    def predict(self, features: Tensor, return_std: bool = False) -> Tensor | Posterior:
+        """Return the logits, on request with their standard deviation.
+
+        Args:
+            features: Inputs of the head (..., in_features).
+            return_std: Whether to return the standard deviation too, from a Laplace approximation with the curvature of
+                `covariance`. The variance of class k of a `SoftmaxNewton` is φᵀBφ / s_k, s the `class_shares`.
+
+        Returns:
+            Logits (..., out_features), or a `Posterior(mean, std)` of two such tensors.
+        """
+        Phi, mean = self._logits(features)
+        if not return_std:
+            return mean
+        return Posterior(mean, parameters.as_outputs(self._head(), features, self._deviation(Phi)))
+
+    def _words(self, more: str) -> str:
+        """`__repr__` with what is particular to the kind of head."""
+        more = parameters.bias_words(self.bias_ridge) + more + self._shape_words()
+        ridge = f"{self.ridge}, now {self._ridge:.3g}" if isinstance(self.ridge, str) else f"{self.ridge:g}"
+        return f"{type(self).__name__}(ridge={ridge}, forgetting={self.forgetting:g}{more})"
+
+    def _logits(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Φ (n, p) of features (..., in_features), and the logits (..., out_features)."""
+        linear = self._ready()
+        Phi, W = parameters.rows_to_predict(linear, features, self._state.W)
+        return Phi, parameters.as_outputs(linear, features, Phi @ W.T)
+
+
+def check_values(saved: Entries, state: CrossEntropyState) -> None:
+    """Raise an error for values of a saved state with which no update computes."""
+    counters = state.counters
+    if bool((counters < 0).any()) or bool((counters[..., 2] >= state.T.shape[-1]).any()):
+        raise saved.damaged("counters", "at least 0, the third below the number of features", counters.tolist())
+    for key in ("shares", "ridge_left"):
+        if not bool((saved[key] > 0).all()):
+            raise saved.damaged(key, "positive", float(saved[key].min()))
+    check_regular(saved, "T", state.T)
+
+
+def weights_setting(name: str, values: Sequence[float] | Tensor | None, of: str) -> list[float] | None:
+    """The setting `name`: positive numbers, one for each class or output, or None."""
+    if values is None:
+        return None
+    if isinstance(values, (str, dict)) or not hasattr(values, "__iter__"):
+        raise TypeError(f"{name} must be numbers, one {of}, or None, got {values!r}")
+    return [in_range(name, c, 0.0, math.inf) for c in getattr(values, "tolist", lambda: values)()]
+
+
+def check_count(name: str, values: list[float] | None, count: int, of: str) -> None:
+    """Raise an error unless there is one weight for each class or output of a head."""
+    if values is not None and len(values) != count:
+        raise ValueError(f"{name} must have {count} numbers, one {of} of this head, got {len(values)}")

@@ -1,0 +1,309 @@
+"""The classification head: state and interface of the online Newton method in `math.cross_entropy`."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sepsa.heads.base import parameters
+from sepsa.heads.base.checks import check_labels, check_outputs, check_rows, explain_nonfinite, is_integer
+from sepsa.heads.cross_entropy.captured import CapturedSoftmax
+from sepsa.heads.cross_entropy.eager import Samples, TorchBackend
+from sepsa.heads.cross_entropy.math import TOLERANCE, UpdateSettings, both, class_factors, probabilities_of, start
+from sepsa.heads.cross_entropy.newton import NOISE_FACTOR, NewtonHead, check_count, weights_setting
+from sepsa.heads.least_squares.evidence import due, updates_until
+from sepsa.heads.run.choose import UpdateSize, choose, forced
+from sepsa.validation import is_number
+
+
+class SoftmaxNewton(NewtonHead):
+    """Train a classification head by an online Newton method on the softmax cross-entropy.
+
+    Choose it to train a classifier on its own loss where a p x p matrix fits in memory, p the number of features and
+    the bias; further classes add only rows of weights. A head with one output is logistic regression: its output is the
+    logit of class 1 of two. On a fixed body the weights approach the minimizer of
+
+        sum_i cross_entropy(W features_i, targets_i) + ridge/2 ||W - prior||^2
+
+    over recent samples, where `prior` is the head's weights at `bind`. The curvature remembers about an eighth of the
+    samples seen, fewer with `forgetting` below 1; the ridge is never forgotten. With `ridge="evidence"` the samples
+    choose the ridge, by the Laplace approximation of their evidence. `ridge_now` is the present one.
+
+    Args:
+        ridge: Strength of the pull towards the initial weights; 1 has the weight of a few samples of unit features.
+            "evidence": chosen after 1, 2, 4, 8, ... updates, and four times in the memory of a head that forgets, at
+            most once in 32 updates. It weighs at least as much as the samples of one update, and 10, and at most as
+            much as those that the curvature remembers.
+        forgetting: Factor in (0, 1] on the curvature of earlier samples, once per update; 1 adds no forgetting.
+        bias_ridge: Ridge of the bias. None: 1e-4 (1e-3 in float32) or `ridge`, whichever is smaller; "ridge": `ridge`.
+        label_smoothing: Weight in [0, 1) of the uniform distribution in the targets, as in `torch.nn.CrossEntropyLoss`.
+        class_weight: One positive factor per class on the loss of its samples; two factors for a head with one output.
+        noise_factor: With `ridge="evidence"`, a factor on the ridge. A body that learns below the head fits the same
+            samples, which the evidence does not know; 3 is by comparison (benchmarks/class_defaults.py).
+
+    Attributes:
+        linear: The `nn.Linear` that the solver is bound to, or None.
+
+    See also:
+        `LogisticNewton` for labels that do not exclude each other; `OnlineLBFGS` where p x p is too large.
+
+    Examples:
+        >>> import torch
+        >>> from sepsa import SoftmaxNewton
+        >>> _ = torch.manual_seed(0)
+        >>> features = torch.randn(200, 4)
+        >>> labels = features[:, :3].argmax(1)
+        >>> head = SoftmaxNewton().bind(torch.nn.Linear(4, 3))
+        >>> for batch in torch.arange(200).split(20):
+        ...     head.update(features[batch], labels[batch])
+        >>> head.predict_proba(features[:2]).shape
+        torch.Size([2, 3])
+        >>> bool((head.predict(features).argmax(1) == labels).float().mean() > 0.9)
+        True
+    """
+
+    settings = ("forgetting", "label_smoothing", "class_weight")
+    _not_copied = ("_captured", "_backend")  # recordings stay with the original
+    _captured: CapturedSoftmax | None = None  # what recordings of captured steps write to
+    _backend: TorchBackend | None = None  # of other updates
+    _chosen_by: tuple[str, str | None] | None = None  # the device and the forced backend for which it was chosen
+
+    def __init__(
+        self,
+        *,
+        ridge: float | Literal["evidence"] = 1.0,
+        forgetting: float = 1.0,
+        bias_ridge: float | Literal["ridge"] | None = None,
+        label_smoothing: float = 0.0,
+        class_weight: Sequence[float] | Tensor | None = None,
+        noise_factor: float = NOISE_FACTOR,
+    ) -> None:
+        super().__init__(ridge, forgetting, bias_ridge, noise_factor)
+        self.label_smoothing = smoothing(label_smoothing)
+        self.class_weight = weights_setting("class_weight", class_weight, "a class")
+
+    # ------------------------------------------------------------------ state
+
+    def _start(self, linear: nn.Linear) -> None:
+        W = parameters.start(linear, None)
+        self._state = start(W, **self._derived(linear, W))
+
+    def _derived(self, linear: nn.Linear, W: Tensor) -> dict[str, Tensor]:
+        classes = max(len(W), 2)
+        check_count("class_weight", self.class_weight, classes, "a class")
+        weights = W.new_tensor(self.class_weight or [1.0] * classes)
+        return {"weights": weights, "ridge": self._ridges(linear, W, self._ridge)}
+
+    def _located(self) -> nn.Linear:
+        if self._captured is not None:
+            self._captured.finish()
+            self._captured.warn_of_refusals()
+        return super()._located()
+
+    def _ready(self) -> nn.Linear:
+        self._located()
+        self._choose_after_capture()
+        return super()._ready()
+
+    def _choose_after_capture(self) -> None:
+        """Take the ridge of the largest evidence where that is due after captured updates."""
+        captured = self._captured
+        if self.ridge != "evidence" or captured is None or self._state is not captured.now:
+            return
+        updates, linear = int(self._state.counters[0]), self._head()
+        if due(captured.updates, updates, self._settings(linear).forgetting):
+            state, ridge = self._chosen(self._state, self._ridge)
+            if state is not self._state:
+                self._assign(state.W.to(linear.weight.dtype), _state=state.copy(), _ridge=ridge, _updates=updates)
+        captured.updates = updates
+
+    def checkpoint(self) -> Any:
+        """Return what `rollback` restores: a copy of the head's weights and references to the rest of the state."""
+        (state, *rest), head = super().checkpoint()
+        captured, backend = self._captured, self._backend
+        if (captured is not None and state.W is captured.now.W) or (backend is not None and backend.owns(state)):
+            state = state.copy()  # recordings write into these
+        return (state, *rest), head
+
+    def class_shares(self) -> Tensor:
+        """Return s (out_features,): the curvature of class k is s_k A, and the covariance of its weights B / s_k."""
+        self._ready()
+        return class_factors(self._state.shares)
+
+    def __repr__(self) -> str:
+        more = f", label_smoothing={self.label_smoothing:g}" if self.label_smoothing else ""
+        return self._words(more + ("" if self.class_weight is None else f", class_weight={self.class_weight}"))
+
+    # ------------------------------------------------------------------ learning
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean cross-entropy, the loss that the head minimizes, for the body to follow.
+
+        Args:
+            outputs: Logits (..., out_features).
+            targets: Class probabilities (..., out_features) or integer labels (...).
+
+        Returns:
+            A scalar, as `torch.nn.functional.cross_entropy` with the solver's `class_weight` and `label_smoothing`.
+        """
+        self._located()
+        check_outputs(outputs, targets, labels=not targets.is_floating_point())
+        logits = both(outputs)
+        C, smoothing = logits.shape[-1], self.label_smoothing
+        weight = None if self.class_weight is None else self._state.weights.to(outputs.dtype)
+        logits = logits.reshape(-1, C)
+        if targets.is_floating_point():
+            probabilities = probabilities_of(targets, self._state.weights).to(outputs.dtype).reshape(-1, C)
+            return functional.cross_entropy(logits, probabilities, weight, label_smoothing=smoothing)
+        labels = targets.reshape(-1).long()
+        total = functional.cross_entropy(logits, labels, weight, reduction="sum", label_smoothing=smoothing)
+        return total / len(logits)
+
+    def _probabilities(self, outputs: Tensor) -> Tensor:
+        return both(outputs).softmax(-1)
+
+    def _deviation(self, Phi: Tensor) -> Tensor:
+        spread = (Phi @ self._state.T.T).square().sum(1, keepdim=True) / class_factors(self._state.shares)
+        return spread.sqrt()
+
+    @torch.no_grad()
+    def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
+        """Learn samples as one block.
+
+        Args:
+            features: Inputs of the head (..., in_features).
+            targets: Class probabilities (..., out_features) or integer labels (...).
+            sample_weight: Factor (...) on each sample's loss. `forgetting` acts once per update, whatever its size.
+
+        Raises:
+            ValueError: A shape, label or probability is wrong, or a value is not finite; nothing was learned.
+        """
+        linear = self._located()
+        self._check(linear, features, targets, sample_weight)
+        by_evidence = self.ridge == "evidence"
+        if by_evidence:
+            self._choose_after_capture()
+        updates, state, ridge = self._updates_now(), self._state, self._ridge
+        if by_evidence and not updates:
+            state, ridge = self._begun(features, sample_weight)
+        settings, backend = self._settings(linear), self._backend_for(linear)
+        new = backend.learn(state, Samples(features, targets, sample_weight, settings, updates))
+        if not new.finite:
+            raise self._explain(features, targets, new.state.W)
+        state, head = new.state, new.head
+        if by_evidence and due(updates, updates + 1, settings.forgetting):
+            state, ridge = self._chosen(state, ridge)
+            if state is not new.state:
+                state = state.copy() if backend.owns(new.state) else state  # recordings write into its tensors
+                head = state.W.to(linear.weight.dtype)
+        self._assign(head, _state=state, _ridge=ridge, _updates=updates + 1)
+
+    def _backend_for(self, linear: nn.Linear) -> TorchBackend:
+        """The backend of updates outside of a captured step."""
+        backend, chosen_by = self._backend, (linear.weight.device.type, forced())
+        if backend is None or backend.linear is not linear or self._chosen_by != chosen_by:
+            K, p = self._state.W.shape
+            row = choose("cross-entropy", UpdateSize(chosen_by[0], self._state.W.dtype, p, K))
+            backend = self._backend = row.load()(linear)
+            self._chosen_by = chosen_by
+        return backend
+
+    def _check(self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> None:
+        check_rows(linear, features)
+        if is_integer(targets) and targets.dtype != torch.bool and targets.shape == features.shape[:-1]:
+            check_labels(linear, features, targets, sample_weight)
+        else:
+            check_rows(linear, features, targets, sample_weight)
+
+    @torch.no_grad()
+    def prepare_capture(self) -> Hashable:
+        """Move the state to the memory that recorded CUDA graphs use.
+
+        Returns:
+            The addresses and the settings, which a recording depends on.
+        """
+        linear, state, captured = self._ready(), self._state, self._captured
+        if captured is None or not captured.lies_in(linear):
+            captured = CapturedSoftmax(linear, state)
+        if state is not captured.now:
+            captured.load(state)
+            self._assign(_captured=captured, _state=captured.now, _updates=None)
+        captured.now.W.copy_(parameters.follow(linear, captured.now.W))
+        if self.ridge == "evidence":
+            captured.updates = int(captured.now.counters[0])
+        return self._settings(linear), tuple(self.class_weight or ()), captured.place
+
+    def _settings(self, linear: nn.Linear) -> UpdateSettings:
+        lam = self.forgetting if self.forgets else 1.0
+        return UpdateSettings(lam, self.label_smoothing, linear.weight.dtype)
+
+    @torch.no_grad()
+    def update_captured(self, features: Tensor, targets: Tensor) -> Tensor:
+        """Learn samples inside a CUDA graph, without synchronizing with the host.
+
+        Args:
+            features: Inputs of the head (..., in_features).
+            targets: As for `update`.
+
+        Returns:
+            A boolean scalar on the device: False where samples were refused, which then changed nothing.
+        """
+        linear, captured = self._head(), self._captured
+        if captured is None or self._state is not captured.now:
+            raise RuntimeError("update_captured needs prepare_capture() before it, and after every update without it")
+        if not targets.is_floating_point():
+            targets = targets.reshape(features.shape[:-1])
+        by_evidence = self.ridge == "evidence" and not (features.is_cuda and torch.cuda.is_current_stream_capturing())
+        if by_evidence and not self._state.counters[0]:  # steps that warm up
+            state, self._ridge = self._begun(features, None)
+            captured.load(state)
+        return captured.update(features, targets, self._settings(linear))
+
+    def replays(self, rows: int) -> int | None:
+        """Return how many recorded updates may run before `prepare_capture` chooses the ridge again.
+
+        Args:
+            rows: Number of rows of an update, on which the result does not depend.
+
+        Returns:
+            The number of updates; None where a number fixes the ridge.
+        """
+        if self.ridge != "evidence" or self._captured is None:
+            return None
+        return updates_until(self._captured.updates, self._settings(self._head()).forgetting)
+
+    @torch.no_grad()
+    def finish_captured(self) -> None:
+        """Compute the curvature after the last `update_captured`; no forward or backward pass reads it."""
+        if self._captured is not None:
+            self._captured.finish()
+
+    def _explain(self, features: Tensor, targets: Tensor, learned: Tensor) -> ValueError:
+        classes = len(self._state.weights)
+        if not targets.is_floating_point():
+            wrong = targets[(targets < 0) | (targets >= classes)]
+            if len(wrong):
+                return ValueError(
+                    f"targets must be class labels in [0, {classes - 1}], got {int(wrong[0])}: nothing was learned"
+                )
+        else:
+            rows = probabilities_of(targets, self._state.weights).reshape(-1, classes)
+            bad = ((rows < 0).any(1) | ((rows.sum(1) - 1).abs() > TOLERANCE)) & rows.isfinite().all(1)
+            if bool(bad.any()):
+                what = "in [0, 1]" if len(learned) == 1 else "class probabilities, at least 0 and of sum 1"
+                first = targets.reshape(len(rows), -1)[bad][0].tolist()
+                return ValueError(f"targets must be {what}, got {first}: nothing was learned")
+        return explain_nonfinite(features, targets, self._head(), learned)
+
+
+def smoothing(value: float) -> float:
+    """The setting `label_smoothing`."""
+    if not is_number(value):
+        raise TypeError(f"label_smoothing must be a number in [0, 1), got {value!r}")
+    if not 0.0 <= value < 1.0:
+        raise ValueError(f"label_smoothing must be in [0, 1), got {value}")
+    return float(value)

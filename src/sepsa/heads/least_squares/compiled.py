@@ -1,0 +1,168 @@
+"""The backend of heads on a CPU: each update of recursive least squares is one call of a compiled kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from sepsa.compiled import code, least_squares
+from sepsa.compiled.kernels import CALL as KERNEL
+from sepsa.compiled.least_squares import LEARNED, TOO_LARGE, Parts, block_shapes_of, length_of, shapes_of
+from sepsa.heads.least_squares.eager import TorchBackend
+from sepsa.heads.least_squares.math import PENDING, LeastSquaresState
+from sepsa.heads.run.choose import Counters, Problem
+
+BLOCKS = 16  # sizes of blocks that have memory of their own
+PACK = least_squares.CALL.pack_into
+UPDATES = {torch.float32: least_squares.update_float32, torch.float64: least_squares.update_float64}
+
+
+def split(memory: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """The matrices of these shapes, which follow each other in `memory`."""
+    pieces = torch.split(memory, [a * b for a, b in shapes])
+    return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+
+
+class Block(NamedTuple):
+    """Φ (n, p) and Y (n, m) of a batch, in an array with buffers behind them, its address, and n."""
+
+    Phi: Tensor
+    Y: Tensor
+    memory: Tensor
+    address: int  # of that array
+    rows: int
+
+
+Rows: TypeAlias = tuple[Block, int, int, float]  # a block, the addresses of features and targets or 0, the weights' sum
+
+
+class Snapshot:
+    """A copy of a state and its head; as a tuple it is the state, its counters and the head (m, p).
+
+    What a step keeps in case it fails; views are made only then.
+    """
+
+    def __init__(self, memory: Any, weight: Any, bias: Any) -> None:
+        self.memory, self.weight, self.bias = memory, weight, bias
+
+    def __iter__(self) -> Iterator[Any]:
+        m, p = len(self.weight), self.weight.shape[1] + bool(self.bias.size)
+        memory, shapes = torch.from_numpy(self.memory), shapes_of(p, m)[:6]
+        T, W, energy, left, counters, *H = split(memory, shapes if len(memory) == length_of(shapes) else shapes[:5])
+        yield LeastSquaresState(T, W, H[0] if H else None, energy[0], left[0])
+        yield counters[0].numpy().copy()
+        yield torch.from_numpy(np.column_stack([self.weight, self.bias.reshape(m, -1)]))
+
+
+class CompiledBackend(TorchBackend):
+    """The state of a head in one array, of which its tensors are views, and memory for the rows of an update."""
+
+    name = "compiled"
+
+    def __init__(self, problem: Problem, state: LeastSquaresState, counters: Counters) -> None:
+        weight, bias = problem.linear.weight.detach(), problem.linear.bias
+        (m, p), self.k = state.W.shape, problem.linear.in_features
+        self.outputs = m
+        shapes = shapes_of(p, m)
+        memory = state.T.new_zeros(length_of(shapes))
+        part = self.parts = Parts._make(split(memory, shapes))
+        own = LeastSquaresState(part.T, part.W, part.H, part.energy[0], part.left[0])
+        super().__init__(problem, own, part.counters[0].numpy())
+        self._note_penalty()
+        self.states = [memory.numpy()[: length_of(shapes[:end])] for end in (5, 6)]  # without and with H
+        self.weight = weight.numpy()
+        self.bias = np.zeros(0, self.weight.dtype) if bias is None else bias.detach().numpy()
+        self.dtype = weight.dtype
+        self._call: Any = np.zeros(least_squares.CALL.size // 8, np.int64)
+        self._kernel = KERNEL(code.address(UPDATES[self.dtype]))
+        of_head = memory.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr()
+        self._addresses = self._call.ctypes.data, *of_head
+        self._blocks: dict[int, Block] = {}  # by their rows
+        self.load(state, counters)
+        self.version = weight[:0]  # which shares the counter by which autograd notices changes
+
+    def penalize(self, prior: Tensor, ridge: Tensor) -> None:
+        """Restore these ridges (p,) about this prior (m, p) from now on."""
+        super().penalize(prior, ridge)
+        self._note_penalty()
+
+    def _note_penalty(self) -> None:
+        self.parts.prior.copy_(self.prior)
+        self.parts.ridge.copy_(self.ridge)
+
+    def learn(
+        self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float, plain: bool = False
+    ) -> bool:
+        """Learn samples in one compiled call; those too large for its products by torch."""
+        block, x, y, total = self.given(features, targets, sample_weight, plain)
+        PACK(self._call, 0, *self._addresses, block.address, x, y, self.outputs, self.k, total, forgetting)
+        increment_version(self.version)  # the kernel writes where autograd does not see it
+        outcome = self._kernel(self._addresses[0], block.rows)
+        if outcome == TOO_LARGE:
+            return self.learn_rows(block.Phi, block.Y, total, forgetting)
+        return bool(outcome == LEARNED)
+
+    def given(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, plain: bool = False) -> Rows:
+        """The rows of samples, which the kernel reads where they are if they are plain."""
+        n = features.numel() // self.k
+        block = self._blocks.get(n) or self._block(n)
+        if plain or (sample_weight is None and self.is_plain(features, targets)):
+            return block, features.data_ptr(), targets.data_ptr(), float(n)
+        return block, 0, 0, self._fill(block, features, targets, sample_weight)
+
+    def is_plain(self, features: Tensor, targets: Tensor) -> bool:
+        """Whether samples are as `check_rows` wants them, and their numbers follow each other in the head's dtype."""
+        return (
+            type(features) is type(targets) is Tensor
+            and features.dtype is targets.dtype is self.dtype
+            and features.is_cpu
+            and targets.is_cpu
+            and features.layout is targets.layout is torch.strided
+            and not (features.is_nested or targets.is_nested)
+            and (shape := features.shape)[-1:] == (self.k,)
+            and 0 not in shape
+            and targets.shape == (*shape[:-1], self.outputs)
+            and features.is_contiguous()
+            and targets.is_contiguous()
+            and not (features.is_neg() or targets.is_neg() or torch.is_inference_mode_enabled())
+        )
+
+    def _block(self, n: int) -> Block:
+        m, p = self.state.W.shape
+        shapes = block_shapes_of(n, p, m)
+        memory = self.state.T.new_empty(length_of(shapes))
+        Phi, Y, _, _ = split(memory, shapes)
+        block = Block(Phi, Y, memory, memory.data_ptr(), n)
+        if len(self._blocks) == BLOCKS:
+            self._blocks.clear()
+        self._blocks[n] = block
+        return block
+
+    def _fill(self, block: Block, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> float:
+        """Make Φ and Y of samples in any dtype, anywhere in memory, with weights or without; returns their sum."""
+        Phi, Y = block.Phi, block.Y
+        Phi[:, : self.k].copy_(features.detach().reshape(-1, self.k))
+        Phi[:, self.k :].fill_(1.0)
+        Y.copy_(targets.detach().reshape(Y.shape))
+        if sample_weight is None:
+            return float(len(Y))
+        omega = sample_weight.detach().reshape(-1, 1).to(Y.dtype)
+        Phi.mul_(omega.sqrt())
+        Y.mul_(omega.sqrt())
+        return float(omega.sum())
+
+    def checkpoint(self) -> Snapshot:
+        """The state, its counters and the head as they are now."""
+        return Snapshot(self.states[bool(self.counters[PENDING])].copy(), self.weight.copy(), self.bias.copy())
+
+    def load(self, state: LeastSquaresState, counters: Counters) -> None:
+        """Continue from this state, copied into the array."""
+        for mine, other in zip(self.state, state, strict=True):
+            if mine is not None and other is not None:
+                mine.copy_(other)
+        self.counters[:] = counters

@@ -1,0 +1,444 @@
+"""The mathematics of recursive least squares in square-root form: pure functions that return new tensors.
+
+Symbols: Φ (n, p) features, with a last column of ones where the head has a bias; Y (n, m) targets; W (m, p) the head;
+A (p, p) the curvature, B = A⁻¹; λ the forgetting; F = TΦᵀ (p, n), the whitened rows; E = Y - ΦWᵀ. The state is
+Z = [T; W] and H with
+
+    B = TᵀH⁻¹T,
+
+where H is the identity, so that T is a square root of B, except between large blocks, which are summed in H while T
+stays as it is. All but `learn` and `unlearn`, which check their results on the host, also run inside a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sepsa.compiled.least_squares import CURSOR as CURSOR
+from sepsa.compiled.least_squares import GROWTH as GROWTH
+from sepsa.compiled.least_squares import GROWTH_LIMIT, PENDING_LIMIT, ROW_LIMIT
+from sepsa.compiled.least_squares import PENDING as PENDING
+from sepsa.compiled.least_squares import PRODUCT_LIMIT as PRODUCT_LIMIT
+from sepsa.compiled.least_squares import SAMPLES as SAMPLES
+from sepsa.compiled.least_squares import STEPS as STEPS
+from sepsa.heads.base.ridge import (
+    Coordinates,
+    coordinates,
+    count_of,
+    due,
+    lacking,
+    next_cursor,
+    restored,
+    ridge_rows,
+)
+
+# Up to this one a block keeps its digits also in a captured step, which can take no other route; and one row, whose
+# update squares nothing, up to the other.
+CAPTURED_LIMIT, CAPTURED_ROW_LIMIT = 3e8, 1e20
+# Above this one, at forgetting 1, a block keeps its digits by a basis: `andrews` leaves about eps size^1.5 of the
+# curvature wrong, and `unlearn` multiplies that where little remains. With more samples the size falls under it.
+BASIS_LIMIT = 1e3
+
+# The largest relative error that `unlearn` may leave.
+UNLEARN_TOLERANCE = 1e-6
+
+_mse_loss: Any = torch.ops.aten.mse_loss.default
+_MEAN = 1  # the number by which it knows this reduction
+
+
+def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """A copy of each tensor; on a GPU one kernel for all of a dtype, because a launch takes longer than a copy."""
+    if not tensors or not tensors[0].is_cuda:
+        return [tensor.clone() for tensor in tensors]
+    found: list[Tensor] = [tensors[0]] * len(tensors)
+    for dtype in {tensor.dtype for tensor in tensors}:
+        places = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        for i, copy in zip(places, torch._foreach_mul([tensors[i] for i in places], 1), strict=True):
+            found[i] = copy
+    return found
+
+
+def identity(n: int, like: Tensor) -> Tensor:
+    """The identity (n, n) in the dtype and on the device of `like`."""
+    return torch.eye(n, dtype=like.dtype, device=like.device)
+
+
+def triangular(C: Tensor, X: Tensor, upper: bool = False) -> Tensor:
+    """C⁻¹X of a lower or upper C."""
+    solution: Tensor = torch.linalg.solve_triangular(C, X, upper=upper)
+    return solution
+
+
+def mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """`functional.mse_loss` of tensors of one shape. There an expansion to one shape takes as long as the loss."""
+    loss: Tensor = _mse_loss(outputs, targets, _MEAN)
+    return loss
+
+
+class LeastSquaresState(NamedTuple):
+    """What an update changes beside its counters. H is None where it is the identity."""
+
+    T: Tensor  # (p, p)
+    W: Tensor  # (m, p)
+    H: Tensor | None  # (p, p)
+    energy: Tensor  # (m,): the objective at its minimum
+    ridge_left: Tensor  # (p,): the ridge that each coordinate has at the moment
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> LeastSquaresState:
+        """The state with `change` applied to every tensor."""
+        return LeastSquaresState._make(None if part is None else change(part) for part in self)
+
+    def copy(self) -> LeastSquaresState:
+        """The state in memory of its own."""
+        mine = iter(copies([part for part in self if part is not None]))
+        return self.map(lambda _: next(mine))
+
+
+def start(prior: Tensor, ridge: Tensor) -> LeastSquaresState:
+    """The state before any data: A = diag ridge (p,), and W the prior (m, p)."""
+    T, energy = torch.diag(1 / ridge.sqrt()), prior.new_zeros(len(prior))
+    return LeastSquaresState(T, prior.clone(), None, energy, ridge.clone())
+
+
+def whiten(state: LeastSquaresState, Phi: Tensor, Y: Tensor) -> tuple[Tensor, Tensor]:
+    """F = TΦᵀ (p, n) and the residuals E = Y - ΦWᵀ (n, m)."""
+    return state.T @ Phi.T, torch.addmm(Y, Phi, state.W.T, alpha=-1)
+
+
+def potter(state: LeastSquaresState, f: Tensor, e: Tensor) -> LeastSquaresState:
+    """Equations 17 and 18 for one row (Potter): f = Th (p,), e = y - Wh (m,).
+
+    T <- (I - βffᵀ)T gives TᵀT = B - BhhᵀB/(1 + hᵀBh) for β = 1/(g + √g), g = 1 + fᵀf.
+    """
+    g = 1 + f @ f
+    u = f @ state.T  # Bh
+    e_over_g = e / g
+    T = torch.addr(state.T, f * (-1 / (g + g.sqrt())), u)  # (18)
+    W = torch.addr(state.W, e_over_g, u)  # (17): B_k h = Bh/g
+    return state._replace(T=T, W=W, energy=state.energy + e * e_over_g)
+
+
+def factor(F: Tensor) -> Tensor:
+    """C with CCᵀ = I + FᵀF."""
+    C: Tensor = torch.linalg.cholesky_ex(torch.addmm(identity(F.shape[1], F), F.T, F)).L
+    return C
+
+
+def factor_by_qr(F: Tensor) -> Tensor:
+    """C with CCᵀ = I + FᵀF, for rows whose squares would round the identity away."""
+    R: Tensor = torch.linalg.qr(torch.cat([identity(F.shape[1], F), F]), mode="r").R
+    return (R * R.diagonal().sign()[:, None]).T.contiguous()
+
+
+def inverses(C: Tensor) -> tuple[Tensor, Tensor]:
+    """C⁻¹ and (C + I)⁻ᵀC⁻¹ for a lower C."""
+    one = identity(len(C), C)
+    inverse = triangular(C, one)
+    return inverse, triangular((C + one).T, inverse, upper=True)
+
+
+def andrews(T: Tensor, F: Tensor, U: Tensor, C: Tensor, scale: float = 1.0) -> Tensor:
+    """T <- scale T - F(C + I)⁻ᵀC⁻¹U with U = scale FᵀT and CCᵀ = I + FᵀF (Andrews).
+
+    F is whitened by scale T, and TᵀT is then (A + ΦᵀΦ)⁻¹ for the A of scale T.
+    """
+    r = len(C)
+    if U.shape[1] >= 2 * r:  # products with an inverse cost less than solving for this many columns
+        left, right = F @ inverses(C)[1], U
+    else:
+        left, right = F, triangular((C + identity(r, C)).T, triangular(C, U), upper=True)
+    return torch.addmm(T, left, right, beta=scale, alpha=-1)
+
+
+def block(state: LeastSquaresState, F: Tensor, E: Tensor, scale: float = 1.0) -> LeastSquaresState:
+    """Equations 17 and 18 for r rows at once: 6rp² operations in three products. F is whitened by scale T."""
+    C = factor(F)
+    U = F.T @ state.T
+    if scale != 1.0:
+        U *= scale
+    V = triangular(C, E)
+    W = torch.addmm(state.W, triangular(C.T, V, upper=True).T, U)
+    energy = state.energy + V.square().sum(0)
+    return state._replace(T=andrews(state.T, F, U, C, scale), W=W, energy=energy)
+
+
+def block_by_basis(state: LeastSquaresState, F: Tensor, E: Tensor) -> LeastSquaresState:
+    """Equations 17 and 18 for at most p rows, however large and parallel, in an orthonormal basis of them.
+
+    F = QR and LLᵀ = I + RRᵀ give T <- T + Q(L⁻¹ - I)QᵀT, in which no factor is larger than T.
+    """
+    Q, R = torch.linalg.qr(F)
+    L, U = factor_by_qr(R.T), Q.T @ state.T
+    S = triangular(L, U)
+    W = torch.addmm(state.W, triangular(L, R @ E).T, S)
+    V = triangular(factor_by_qr(R), E)
+    energy = state.energy + V.square().sum(0)
+    return state._replace(T=torch.addmm(state.T, Q, S - U), W=W, energy=energy)
+
+
+def gather(state: LeastSquaresState, F: Tensor, E: Tensor, lam: float = 1.0) -> LeastSquaresState:
+    """Equations 17 and 18 for about p rows or more: T stays and only H grows, 4rp² + p³/3 operations.
+
+    H <- λH + FFᵀ and W <- W + VᵀT with V = H⁻¹FE, because W was the minimizer before.
+    """
+    T, W, H, energy, ridge_left = state
+    D, rise = F @ E, (E * E).sum(0)
+    before = identity(len(T), T) if H is None else H
+    H = torch.addmm(before, F, F.T, beta=lam)
+    V = torch.cholesky_solve(D, torch.linalg.cholesky_ex(H).L)
+    return LeastSquaresState(T, torch.addmm(W, V.T, T), H, lam * energy + rise - (D * V).sum(0), ridge_left)
+
+
+def square_root(state: LeastSquaresState) -> Tensor:
+    """T with TᵀT = B, whatever is gathered in H."""
+    if state.H is None:
+        return state.T
+    return triangular(torch.linalg.cholesky_ex(state.H).L, state.T).contiguous()  # so that a copy has the same bits
+
+
+def fade(state: LeastSquaresState, lam: float | Tensor) -> LeastSquaresState:
+    """A <- λA, with H = I afterwards."""
+    if state.H is None and isinstance(lam, float) and lam == 1.0:
+        return state
+    return LeastSquaresState(square_root(state) / lam**0.5, state.W, None, state.energy * lam, state.ridge_left * lam)
+
+
+def learn_rows(
+    state: LeastSquaresState, F: Tensor, E: Tensor, ridge: Tensor, at: Coordinates | None, prior: Tensor
+) -> LeastSquaresState:
+    """Learn rows, whitened by a T that is faded already, and the ridge of `at`: fewer than about p/4 of both."""
+    if at is None:
+        return potter(state, F[:, 0], E[0]) if F.shape[1] == 1 else block(state, F, E)
+    q, count = lacking(state.ridge_left, ridge, at), count_of(at)
+    if F.shape[1] == 1 and count < ROW_LIMIT:
+        state = potter(state, F[:, 0], E[0])
+        for i in range(count):
+            one = slice(at.start + i, at.start + i + 1) if isinstance(at, slice) else at[i : i + 1]
+            f, e = ridge_rows(state.T, state.W, q[i : i + 1], one, prior)
+            state = potter(state, f[:, 0], e[0])
+    else:
+        f, e = ridge_rows(state.T, state.W, q, at, prior)
+        state = block(state, torch.cat([F, f], 1), torch.cat([E, e]))
+    return state._replace(ridge_left=restored(state.ridge_left, ridge, at))
+
+
+def learn_block(
+    state: LeastSquaresState, F: Tensor, E: Tensor, lam: float, ridge: Tensor, at: Coordinates | None, prior: Tensor
+) -> LeastSquaresState:
+    """Learn several rows, whitened by a T that is not faded yet, and the ridge of `at`, without a copy of T."""
+    if at is None:
+        return block(state, F, E)
+    scale, faded = lam**-0.5, lam * state.ridge_left
+    f, e = ridge_rows(state.T, state.W, lacking(faded, ridge, at), at, prior)
+    r = F.shape[1] + f.shape[1]
+    padding = -r % 16 if F.is_cuda and r > 16 else 0  # rows of zeros, because products of odd sizes are slow there
+    F = torch.cat([F, f, F.new_zeros(len(F), padding)], 1).mul_(scale)
+    E = torch.cat([E, e, E.new_zeros(padding, E.shape[1])])
+    new = block(state._replace(energy=lam * state.energy), F, E, scale)
+    return new._replace(ridge_left=restored(faded, ridge, at))
+
+
+def gather_with_ridge(
+    state: LeastSquaresState, F: Tensor, E: Tensor, lam: float, ridge: Tensor, at: Coordinates | None, prior: Tensor
+) -> LeastSquaresState:
+    """Gather rows and the ridge of `at` in H, which fades by λ; T stays."""
+    if at is None:
+        return gather(state, F, E)
+    faded = lam * state.ridge_left
+    f, e = ridge_rows(state.T, state.W, lacking(faded, ridge, at), at, prior)
+    new = gather(state, torch.cat([F, f], 1), torch.cat([E, e]), lam)
+    return new._replace(ridge_left=restored(faded, ridge, at))
+
+
+def add_by_qr(R: Tensor, Z: Tensor, Phi: Tensor, Y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """R₁, Z₁ with R₁ᵀR₁ = RᵀR + ΦᵀΦ and R₁ᵀZ₁ = RᵀZ + ΦᵀY, and the squares (m,) that remain of Z and Y beside Z₁.
+
+    An orthogonal factor of the rows [R Z; Φ Y] squares nothing. Its rounding is relative to each column, so features
+    may have any units and offsets. W = (R₁⁻¹Z₁)ᵀ minimizes |RWᵀ - Z|² + |ΦWᵀ - Y|².
+    """
+    p, rest = len(R), Z.new_zeros(Z.shape[1])
+    for i in range(0, max(len(Phi), 1), max(p, 1024)):
+        rows = slice(i, i + max(p, 1024))
+        joined = torch.cat([torch.cat([Phi[rows], Y[rows]], 1), torch.cat([R, Z], 1)])
+        factor = torch.linalg.qr(joined, mode="r").R
+        R, Z, rest = factor[:p, :p], factor[:p, p:], rest + factor[p:, p:].square().sum(0)
+    return R, Z, rest
+
+
+def root_of(R: Tensor) -> Tensor:
+    """T with TᵀT = (RᵀR)⁻¹ for an upper R."""
+    return triangular(R.T.contiguous(), identity(len(R), R)).contiguous()
+
+
+def block_by_qr(
+    state: LeastSquaresState, Phi: Tensor, Y: Tensor, ridge: Tensor, at: Coordinates | None, prior: Tensor
+) -> LeastSquaresState:
+    """Learn any number of rows of any size, and the ridge of `at`: about 4p³ + 2np² operations. T is faded already."""
+    ridge_left = state.ridge_left
+    if at is not None:
+        scale = lacking(ridge_left, ridge, at).sqrt()
+        rows = scale[:, None] * identity(len(ridge), Phi)[at]
+        Phi, Y = torch.cat([Phi, rows]), torch.cat([Y, (scale * prior[:, at]).T])
+        ridge_left = restored(ridge_left, ridge, at)
+    R = torch.linalg.inv(state.T).T
+    R, Z, rise = add_by_qr(R, R @ state.W.T, Phi, Y)
+    W = triangular(R, Z, upper=True).T.contiguous()
+    return LeastSquaresState(root_of(R), W, None, state.energy + rise, ridge_left)
+
+
+def gathers(p: int, n: int, lam: float) -> bool:
+    """Whether an update of n rows is summed in H and leaves T as it is."""
+    count = due(p, lam)
+    return 4 * (n + count) >= p and not (n == 1 and count < ROW_LIMIT)
+
+
+def is_block(state: LeastSquaresState, n: int, lam: float) -> bool:
+    """Whether an update of n rows changes a T that has nothing to absorb, several rows at once."""
+    p = len(state.T)
+    return state.H is None and not gathers(p, n, lam) and (n > 1 or due(p, lam) >= ROW_LIMIT)
+
+
+def limit_of(p: int, n: int, lam: float, dtype: torch.dtype) -> float:
+    """The squared size of F above which `attempt` would lose digits that another route keeps."""
+    if dtype != torch.float64:
+        return math.sqrt(PRODUCT_LIMIT)  # float32 has half of the digits
+    return BASIS_LIMIT if lam == 1.0 and n > 1 and not gathers(p, n, lam) else PRODUCT_LIMIT
+
+
+def attempt(
+    state: LeastSquaresState,
+    Phi: Tensor,
+    Y: Tensor,
+    F: Tensor,
+    E: Tensor,
+    lam: float,
+    ridge: Tensor,
+    prior: Tensor,
+    cursor: int | Tensor,
+) -> LeastSquaresState:
+    """Learn Φ, Y by the route that suits their number, for |F|² up to `limit_of`."""
+    n, p = Phi.shape
+    count = due(p, lam)
+    at = coordinates(p, count, cursor, F.device) if count else None
+    if gathers(p, n, lam):
+        return gather_with_ridge(state, F, E, lam, ridge, at, prior)
+    if is_block(state, n, lam):
+        return learn_block(state, F, E, lam, ridge, at, prior)
+    faded = fade(state, lam)
+    if faded is not state:
+        F, E = whiten(faded, Phi, Y)
+    return learn_rows(faded, F, E, ridge, at, prior)
+
+
+def advance_counters(counters: list[float], p: int, n: int, samples: float, lam: float, size: float) -> list[float]:
+    """The counters after an update by `attempt` whose |F|² was `size`."""
+    steps, seen, cursor, pending, growth = counters
+    pending, growth = (pending + 1, lam * growth + size) if gathers(p, n, lam) else (0.0, 0.0)
+    return [steps + 1, lam * seen + samples, next_cursor(cursor, due(p, lam), p), pending, growth]
+
+
+def must_absorb(counters: list[float], p: int, lam: float, dtype: torch.dtype) -> bool:
+    """Whether H has gathered so much that T must absorb it."""
+    pending, growth = counters[PENDING], counters[GROWTH]
+    limit = GROWTH_LIMIT if dtype == torch.float64 else GROWTH_LIMIT**0.5
+    return lam**pending * limit < 1 or growth > limit * p or pending >= PENDING_LIMIT
+
+
+def learn(
+    state: LeastSquaresState,
+    counters: list[float],
+    Phi: Tensor,
+    Y: Tensor,
+    samples: float,
+    lam: float,
+    ridge: Tensor,
+    prior: Tensor,
+    head: torch.dtype,
+) -> tuple[LeastSquaresState, list[float], Tensor] | None:
+    """Learn Φ, Y by the method for their number and size; None if a value is not finite.
+
+    Returns the state, its counters, and W in the dtype of the head. The host reads the values once, afterwards.
+    """
+    n, p = Phi.shape
+    cursor = int(counters[CURSOR])
+    F, E = whiten(state, Phi, Y)
+    new = attempt(state, Phi, Y, F, E, lam, ridge, prior, cursor)
+    W = new.W.to(head)
+    norms = [torch.linalg.vector_norm(part) for part in (F, E, W.to(F.dtype))]
+    size, error, weight = torch.stack(norms).tolist()
+    size *= size
+    by_attempt = True
+    if size > limit_of(p, n, lam, F.dtype) and math.isfinite(size + error):
+        by_attempt = False
+        new = fade(state, lam)  # frees the first result, so that there are never three T in memory
+        if size > PRODUCT_LIMIT or F.dtype != torch.float64:
+            count = due(p, lam)
+            at = coordinates(p, count, cursor, F.device) if count else None
+            new = block_by_qr(new, Phi, Y, ridge, at, prior)
+        else:
+            new = block_by_basis(new, *whiten(new, Phi, Y))
+        W = new.W.to(head)
+        weight = float(torch.linalg.vector_norm(W.to(F.dtype))) + float(new.T.sum())
+    if not math.isfinite(size + error * error + weight):
+        return None
+    counters = advance_counters(counters, p, n, samples, lam, size)
+    if not by_attempt:
+        counters[PENDING] = counters[GROWTH] = 0.0
+    elif counters[PENDING] and must_absorb(counters, p, lam, F.dtype):
+        new, counters[PENDING], counters[GROWTH] = fade(new, 1.0), 0.0, 0.0
+    return new, counters, W
+
+
+def unlearn(
+    state: LeastSquaresState, Phi: Tensor, Y: Tensor, samples: float, seen: float, prior: Tensor, ridge: Tensor
+) -> LeastSquaresState:
+    """The state without rows of weight `samples` in all, of `seen` that were learned; H = I.
+
+    Subtracting from a curvature loses digits where these rows made it many orders larger. The share that is lost is
+    known: eps over the smallest eigenvalue that remains of 1, times 10p or, for large rows, times |F| for the F of a
+    head that knows its ridge alone, by which learning them rounded. Above UNLEARN_TOLERANCE an error is raised.
+    Where the rows are all that was learned, the state is that before any data.
+    """
+    T, W = square_root(state), state.W
+    F, E = Phi @ T.T, Y - Phi @ W.T
+    H = identity(len(T), T) - F.T @ F
+    eps = torch.finfo(T.dtype).eps
+    tolerance = math.sqrt(eps)
+    excess, moved = H - (T * ridge) @ T.T, W - prior  # beyond the ridge alone
+    if abs(samples - seen) <= tolerance * seen and float(torch.linalg.matrix_norm(excess)) <= tolerance * len(T):
+        pulled = (Y - Phi @ prior.T).T @ F @ T  # by which samples move the weights of a head that knows these alone
+        if torch.allclose(moved, pulled, rtol=0.0, atol=tolerance * float(moved.abs().max() + pulled.abs().max())):
+            return start(prior, ridge)
+    smallest = float(torch.linalg.eigvalsh(excess)[0])  # below 0: less than the ridge alone
+    C, info = torch.linalg.cholesky_ex(H)
+    if int(info) or not smallest >= -tolerance or samples > (1 + tolerance) * seen:
+        raise ValueError(
+            f"features: removing these {len(Phi)} samples would leave less curvature than the prior has (the head "
+            f"remembers {seen:g} samples): unlearn only what this head learned, with the same features and weights"
+        )
+    remains = float(torch.linalg.eigvalsh(H)[0])
+    size = float((Phi.square() / ridge).sum())
+    if max(10 * len(T), math.sqrt(size)) * eps > UNLEARN_TOLERANCE * remains:
+        raise ValueError(
+            "features: these samples are so large beside the ridge and the other samples that too few digits of the "
+            "rest are left to remove them exactly: rescale the features, or train a new head on the rest"
+        )
+    T = triangular(C, T).contiguous()
+    step = (T @ (Phi.T @ E)).T @ T
+    before = E + Phi @ step.T  # the errors of a head that never saw these rows
+    energy, W = state.energy - (E * before).sum(0), W - step
+    # The objective is at least its ridge term. Its rounding: that of E, 10p eps |Y|, times that of `before`.
+    least = (ridge * (W - prior).square()).sum(1)
+    rounding = (10 * len(T) * eps * Y.square().sum(0).sqrt()) ** 2 * (1 / tolerance + 1 / remains)
+    if bool((energy < least - tolerance * (state.energy + least + before.square().sum(0)) - rounding).any()):
+        raise ValueError(
+            f"targets: removing these {len(Phi)} samples would leave a sum of squared errors below 0, so they were not "
+            "learned with these targets: unlearn samples with the targets and weights of their update"
+        )
+    energy = energy.clamp(min=0)
+    return LeastSquaresState(T, W, None, energy, state.ridge_left)

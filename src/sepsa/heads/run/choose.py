@@ -1,0 +1,230 @@
+"""The choice of the backend that computes an update, from one table; no other file decides.
+
+A head solver asks `choose` with what it knows of the update, an `UpdateSize`, and takes the first row of its table in
+which the backend is able to compute the case and is faster than those below. `docs/performance.md` measures the limits.
+
+To force a choice, for a test, a bug report or a comparison: `with force("torch"): ...`, or the environment variable
+`SEPSA_BACKEND=torch` for a whole process. A forced backend computes every case that it is able to, whatever the speed;
+the table decides for the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from sepsa.compiled import code
+from sepsa.heads.least_squares.math import LeastSquaresState, is_block
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Counters: TypeAlias = "NDArray[np.float64]"
+
+
+class HoldsState(Protocol):
+    """The state of an `RLS` head, where an update finds it."""
+
+    name: str
+    counters: Counters  # of the state, at positions that `least_squares` names
+    prior: Tensor  # (m, p)
+    ridge: Tensor  # (p,)
+
+    def is_plain(self, features: Tensor, targets: Tensor) -> bool:
+        """Whether `learn` takes these samples, without weights, as they are, so that nobody needs to check them."""
+        return False
+
+    def read(self) -> tuple[LeastSquaresState, Counters]:
+        """The state and its counters. The tensors may be those that the next `learn` writes to."""
+        ...
+
+    def load(self, state: LeastSquaresState, counters: Counters) -> None:
+        """Continue from this state. Nothing is allocated that could fail where memory is fixed."""
+        ...
+
+    def penalize(self, prior: Tensor, ridge: Tensor) -> None:
+        """Restore these ridges (p,) about this prior (m, p) from now on, in place: recordings know both."""
+        self.prior.copy_(prior)
+        self.ridge.copy_(ridge)
+
+
+class Backend(HoldsState, Protocol):
+    """One way to compute the updates of an `RLS` head. It holds the state and writes the head's weights."""
+
+    def learn(
+        self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float, plain: bool = False
+    ) -> bool:
+        """Learn samples completely; False where a value is not finite. `plain`: `is_plain` has said so."""
+        ...
+
+    def checkpoint(self) -> Any:
+        """What `undo` needs to undo the next updates."""
+        ...
+
+    def undo(self, checkpoint: Any) -> None:
+        """Restore the state and the head's weights as they were at `checkpoint`."""
+        ...
+
+
+class Problem(NamedTuple):
+    """What a backend for least squares is made for."""
+
+    linear: nn.Linear
+    prior: Tensor  # (m, p)
+    ridge: Tensor  # (p,)
+
+
+class UpdateSize(NamedTuple):
+    """What the choice of a backend depends on: the kind and the size of an update."""
+
+    device: str
+    dtype: torch.dtype  # of the solver's arithmetic
+    width: int  # p, the features and the bias
+    outputs: int = 1
+    rows: int = 1
+    restored: int = 0  # coordinates that get their ridge back
+    head_dtype: torch.dtype = torch.float32
+    contiguous: bool = True  # the head's weight
+
+
+class BackendRow(NamedTuple):
+    """A row of the table: a backend, where it lies, what it is able to compute, and where it is the fastest."""
+
+    backend: str
+    place: str  # module:name in `sepsa.heads`; empty: the solver's own code in torch
+    able: Callable[[UpdateSize], bool]
+    faster: Callable[[UpdateSize], bool] = lambda case: True
+
+    def load(self) -> Any:
+        """The class or module that computes."""
+        module, _, name = self.place.partition(":")
+        loaded: Any = importlib.import_module(f"sepsa.heads.{module}")
+        return getattr(loaded, name) if name else loaded
+
+
+def _compiles(case: UpdateSize) -> bool:
+    fits = case.device == "cpu" and case.dtype == torch.float64 and case.contiguous
+    return fits and case.head_dtype in (torch.float32, torch.float64) and code.available()
+
+
+def _on_cuda(case: UpdateSize) -> bool:
+    return case.device == "cuda"
+
+
+def _has_kernels(case: UpdateSize) -> bool:
+    return case.device == "cuda" and case.contiguous and _installed("triton")
+
+
+def _always(case: UpdateSize) -> bool:
+    return True
+
+
+TABLE: dict[str, tuple[BackendRow, ...]] = {
+    # Up to 256 columns one compiled call costs less than torch's calls for the same arithmetic. Of a wider head than
+    # 96, torch's products are faster for 16 rows or more, but for p/4 to p rows of one up to 160.
+    "least squares": (
+        BackendRow("graph", "least_squares.recorded:GraphBackend", _on_cuda),
+        BackendRow(
+            "compiled",
+            "least_squares.compiled:CompiledBackend",
+            _compiles,
+            lambda c: (
+                c.width <= 256
+                and (c.width <= 96 or c.rows < 16 or (c.width <= 160 and c.width / 4 <= c.rows <= c.width))
+            ),
+        ),
+        BackendRow("torch", "least_squares.eager:TorchBackend", _always),
+    ),
+    # A graph is for large blocks of samples; the others are torch's, whose backend it extends.
+    "cross-entropy": (
+        BackendRow("graph", "cross_entropy.recorded:GraphBackend", _on_cuda),
+        BackendRow("torch", "cross_entropy.eager:TorchBackend", _always),
+    ),
+    # Captured steps: one program holds all rows of a few columns of Z in registers, up to 1,024 of them, and those of
+    # the coordinates that get their ridge back; a block of 64 samples is solved in two halves of 32.
+    "captured least squares": (
+        BackendRow(
+            "triton",
+            "least_squares.triton.update",
+            lambda c: (
+                _has_kernels(c)
+                and c.width + c.outputs <= 1024
+                and (c.restored <= 1 or c.restored * (c.width + c.outputs) <= 8192)
+                and (c.rows == 1 or (c.rows <= 64 and c.outputs + (c.restored == 1) <= 64))
+            ),
+        ),
+        BackendRow("torch", "", _always),
+    ),
+    # From p rows on, the system of the rows is singular but for its identity, and torch solves that of the columns.
+    "captured cross-entropy": (
+        BackendRow(
+            "triton",
+            "cross_entropy.triton.update",
+            lambda c: (
+                _has_kernels(c)
+                and c.outputs <= 64
+                and c.width + c.outputs <= 1024
+                and c.rows <= 64
+                and c.rows + c.restored <= min(128, c.width - 1)
+            ),
+        ),
+        BackendRow("torch", "", _always),
+    ),
+}
+NAMES = ("torch", "compiled", "graph", "triton")
+# Up to this width a recorded update may hold a few (p, p) matrices beside the state; above, it changes T in place.
+RECORDED_COPIES = 2048
+
+
+def records(state: LeastSquaresState, rows: int, forgetting: float) -> bool:
+    """Whether an update of `rows` rows on a GPU is recorded as a CUDA graph: its extra matrices are small or none."""
+    allowed = _forced in (None, "graph")
+    return allowed and (len(state.T) <= RECORDED_COPIES or is_block(state, rows, forgetting))
+
+
+def choose(solver: str, case: UpdateSize) -> BackendRow:
+    """The row of the table for `solver`, such as "least squares", that computes this case."""
+    rows = TABLE[solver]
+    for row in rows:
+        if row.backend == _forced and row.able(case):
+            return row
+    return next(row for row in rows if row.able(case) and row.faster(case))
+
+
+def forced() -> str | None:
+    """The backend that `force` or SEPSA_BACKEND asks for."""
+    return _forced
+
+
+@contextlib.contextmanager
+def force(backend: str | None) -> Iterator[None]:
+    """Compute by this backend, "torch", "compiled", "graph" or "triton", wherever it is able to; None: by the table."""
+    global _forced
+    before, _forced = _forced, _checked(backend)
+    try:
+        yield
+    finally:
+        _forced = before
+
+
+def _checked(backend: str | None) -> str | None:
+    if backend is not None and backend not in NAMES:
+        raise ValueError(f"backend (or SEPSA_BACKEND) must be one of {', '.join(NAMES)}, got {backend!r}")
+    return backend
+
+
+@functools.cache
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+_forced: str | None = _checked(os.environ.get("SEPSA_BACKEND") or None)

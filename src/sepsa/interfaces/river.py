@@ -1,0 +1,561 @@
+"""River's interface: a neural network with a recursive-least-squares head that learns dicts of features, one at a time.
+
+The network has one input for each feature seen so far. A feature that a sample does not have, or has as None or NaN, is
+missing, and the network sees it as zero after standardization. A text is a feature of its own, as "city=Oslo", and a
+date is four: days, month, weekday and hour. With `missing="mean"` zero stands for the feature's
+mean; with `missing="zero"` for the number zero, as in a bag of words; "auto" means the number zero for a feature that
+is an indicator, a count or rare. A feature that first appears in mid-stream is added as if it had been missing in all
+earlier samples; that is exact, since an input at zero changes neither body nor head (`Engine.resize`). Once the
+learner's scales are fixed, a feature is added with its `ROWS_FOR_SCALE`th value, because a few values do not determine
+a scale; an indicator is added at once. A new class is added at once and exactly, since its indicator was zero until
+then.
+
+The state grows with the square of the number of features, and not with the number of samples. Once there are
+`max_features`, later ones are ignored.
+
+A classifier fits the indicator of each class by least squares; `sepsa.learner.calibration` converts its scores to
+probabilities.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import warnings
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from river import base, proba
+from river.utils import dataframe
+
+from sepsa.interfaces.river_input import (
+    Frame,
+    Series,
+    in_columns,
+    position,
+    read_frame,
+    read_row,
+    read_target,
+    read_weight,
+    read_weights,
+    values_in_order,
+)
+from sepsa.learner.arithmetic.robust import HUGE
+from sepsa.learner.calibration import probabilities
+from sepsa.learner.engine.options import BODIES
+from sepsa.learner.growth import Names, NewInput, class_codes, indicators, learn_rows
+from sepsa.learner.learner import WARM_UP, StreamLearner
+from sepsa.learner.memory.parts import Floats
+from sepsa.learner.options import RiverOptions
+from sepsa.learner.scales import is_indicator, moments, reciprocal
+from sepsa.states import schema
+from sepsa.states.objects import Saves, check_stamp, rebuilt_as, stamp
+from sepsa.states.plain import pack_label, unpack_label, unpack_labels
+from sepsa.validation import one_of
+
+ROWS_FOR_SCALE = 32  # values of a late feature that determine its scale
+PLACEHOLDER = "sepsa: always missing"  # the only feature of a stream whose first sample has none
+
+
+class StreamModel(Saves, RiverOptions, base.Estimator):
+    """The base of River's models: features and outputs by name, and a learner of rows of numbers."""
+
+    _regression = True
+    _ignores = False  # whether features were ignored, and the user told
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("body", self.body, BODIES)
+        self._learner: StreamLearner | None = None
+        self._features: Names = {}
+        self._pending_features: dict[Hashable, list[float]] = {}  # features not entered yet, with their values
+        self._outputs: Names = {}
+        self._target_name: str | None = None
+        self._lock = threading.RLock()
+        self._new_learner(1, 1)  # checks the options
+
+    @classmethod
+    def _unit_test_params(cls) -> Iterator[dict[str, Any]]:
+        yield {}
+        yield {"hidden": (8, 4), "activation": "gelu", "optimizer": "adam", "forgetting": 0.99, "skip": False}
+        yield {"hidden": (), "loss": "squared"}
+
+    def _new_learner(self, inputs: int, outputs: int) -> StreamLearner:
+        return StreamLearner(inputs, outputs, regression=self._regression, **self.of_learner())
+
+    @property
+    def outliers_(self) -> int:
+        """Number of samples whose target, feature or weight was implausible and was bounded by `loss="huber"`."""
+        return 0 if self._learner is None else self._learner.engine.outliers
+
+    @property
+    def chosen_(self) -> dict[str, Any]:
+        """The head with the largest weight; empty before the first sample.
+
+        A dict of its `features`, `ridge`, `forgetting`, the row `since` which it leads, and the `weights` of all heads.
+        """
+        return {} if self._learner is None else self._learner.engine.chosen
+
+    def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
+        """All outputs after these targets, new ones last in order of appearance, and the values (n, outputs)."""
+        raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, Any]:
+        own: Any = super().__getstate__()
+        return stamp({name: value for name, value in own.items() if name != "_lock"})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._take(**check_stamp(state), _lock=threading.RLock())
+
+    def _take(self, **attributes: Any) -> None:
+        """Set several attributes at once: an interrupt comes before all of them or after."""
+        self.__dict__.update(attributes)
+
+    # ------------------------------------------------------------------ saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as nested dicts and lists of arrays, numbers and strings.
+
+        A model with the same parameters that loads it continues with the same bits.
+        """
+        with self._lock:
+            return {
+                "model": type(self).__name__,
+                "features": [pack_label(name) for name in self._features],
+                "pending_features": [
+                    [pack_label(name), list(values)] for name, values in self._pending_features.items()
+                ],
+                "outputs": [pack_label(name) for name in self._outputs],
+                "target_name": self._target_name,
+                "learner": None if self._learner is None else self._learner.state_dict(),
+            }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a saved state.
+
+        Args:
+            state_dict: The result of `state_dict` of a model with the same parameters.
+
+        Raises:
+            ValueError: An entry is missing or wrong; the message names it and nothing changed.
+        """
+        keys = {"model", "features", "pending_features", "outputs", "target_name", "learner"}
+        new = schema.read("state_dict", state_dict, keys)
+        new.equal("model", type(self).__name__)
+        features, outputs = unpack_labels(new, "features"), unpack_labels(new, "outputs")
+        pending: dict[Hashable, list[float]] = {}
+        pairs = new.items("pending_features")
+        for i in range(len(pairs)):
+            pair = pairs.items(i, 2)
+            values = pair.items(1).numbers()
+            if not 0 < len(values) < ROWS_FOR_SCALE:
+                raise pairs.damaged(i, f"a name and fewer than {ROWS_FOR_SCALE} values", pair.values)
+            pending[unpack_label(pair.path(0), pair[0])] = values
+        if new["target_name"] is not None and not isinstance(new["target_name"], str):
+            raise ValueError(f"state_dict['target_name'] must be a string or None, got {new['target_name']!r}")
+        learner = None
+        if new["learner"] is not None:
+            if not features or not outputs:
+                raise ValueError("state_dict['features'] and ['outputs'] must not be empty where there is a learner")
+            learner = self._new_learner(len(features), len(outputs))
+            learner.load_state_dict(new["learner"], "state_dict['learner']")
+            sizes = learner.engine.inputs, learner.engine.outputs
+            for name, known, count in zip(("features", "outputs"), (features, outputs), sizes, strict=True):
+                if len(known) != count:
+                    raise ValueError(f"state_dict[{name!r}] must hold {count} names, as the learner, got {len(known)}")
+        elif features or outputs:
+            raise ValueError("state_dict['learner'] must not be None where there are features")
+        with self._lock:
+            self._take(
+                _features=features,
+                _outputs=outputs,
+                _pending_features=pending,
+                _target_name=new["target_name"],
+                _learner=learner,
+            )
+
+    # ------------------------------------------------------------------ one sample
+
+    def learn_one(self, x: dict[Any, Any], y: Any, w: float = 1.0) -> None:
+        """Learn one sample.
+
+        Args:
+            x: Features by name; None, NaN or absence is a missing value.
+            y: The target: a number; a label; of several targets a dict of numbers, with the same names in every sample.
+            w: The sample's weight; 0 learns nothing.
+
+        Raises:
+            ValueError: A value is wrong; nothing changed.
+        """
+        learner, targets = self._learner, self._known_targets(y)
+        values = None if targets is None else values_in_order(x, self._features, learner)
+        if values is None or targets is None or learner is None or (w != 1.0 and not read_weight(w)):
+            self._learn_row(x, y, w)
+        else:
+            with self._lock:
+                learner.learn_row(values, targets, w)
+
+    def _known_targets(self, y: Any) -> list[float] | None:
+        """The value of each output, where y brings no new one; None where y must be read with care."""
+        raise NotImplementedError
+
+    def _learn_row(self, x: Any, target: Any, w: float) -> None:
+        names, X = read_row(x)
+        if read_weight(w) > 0:
+            with self._lock:
+                outputs, Y = self._read_targets([target])
+                late = any(name not in self._features and X[0, j] == X[0, j] for j, name in enumerate(names))
+                full = len(self._features) >= self.max_features
+                if late and full:
+                    self._warn_of_ignored(4)
+                if self._learner is None or (late and not full) or len(outputs) > len(self._outputs):
+                    self._learn(names, X, outputs, Y, np.array([float(w)]))
+                else:  # no copy is made where nothing grows
+                    values = in_columns(names, X, self._features)[0].tolist()
+                    self._learner.learn_row(values, Y[0].tolist(), float(w))
+
+    def _predict_row(self, x: dict[Any, Any]) -> list[float] | None:
+        """The outputs for x; None before the first sample."""
+        values = values_in_order(x, self._features, self._learner)
+        if values is not None and self._learner is not None:
+            return self._learner.predict_row(values)
+        rows = self._predict(*read_row(x))
+        return None if rows is None else list(rows[0].tolist())
+
+    # ------------------------------------------------------------------ rows
+
+    def _learn(self, names: Sequence[Hashable], X: Floats, outputs: Names, Y: Floats, w: Floats) -> None:
+        """Learn rows in order, as one row after the other would; the model is changed by one assignment at the end."""
+        new, pending = self._new_features(names, X)
+        d, m = len(self._features), len(self._outputs)
+        features = self._features | {feature.name: d + j for j, feature in enumerate(new)}
+        table = in_columns(names, X, features)
+        own = None if self._learner is None else self._learner.copy()
+        output_rows = [0] * (len(outputs) - m) if self._regression else (Y[:, m:] > 0).argmax(0).tolist()
+        learner, _ = learn_rows(own, self._new_learner, table, Y, w, new, output_rows)
+        self._take(_learner=learner, _features=features, _outputs=outputs, _pending_features=pending)
+
+    def _new_features(self, names: Sequence[Hashable], X: Floats) -> tuple[list[NewInput], dict[Hashable, list[float]]]:
+        """The features that enter with these rows, in order, and those that wait for more values, with theirs."""
+        new, pending = [], dict(self._pending_features)
+        wait = 1 if self.missing == "zero" else ROWS_FOR_SCALE
+        # Scales are fixed from this row on.
+        fixed = max(0, WARM_UP - (0 if self._learner is None else self._learner.rows))
+        for j, name in enumerate(names):
+            rows = np.flatnonzero(~np.isnan(X[:, j]))
+            if name in self._features or not len(rows):
+                continue
+            if rows[0] < fixed:
+                new.append(self._new_input(int(rows[0]), name, [float(X[rows[0], j])], fixed))
+                continue
+            values = pending.pop(name, [])
+            indicator = self.missing == "auto" and not values and X[rows[0], j] == 1.0
+            needed = 1 if indicator else wait
+            wanted = needed - len(values)
+            values = values + X[rows[:wanted], j].tolist()
+            if len(values) == needed:
+                new.append(self._new_input(int(rows[wanted - 1]), name, values, fixed))
+            else:
+                pending[name] = values
+        if not self._features and not any(feature.row == 0 for feature in new):
+            new.append(self._new_input(0, PLACEHOLDER, [0.0], fixed))
+        new.sort(key=lambda feature: (feature.row, repr(feature.name)))
+        free = max(0, self.max_features - len(self._features))
+        if len(new) < free:
+            return new, pending
+        if len(new) > free or pending:
+            self._warn_of_ignored(6)
+        return new[:free], {}
+
+    def _warn_of_ignored(self, stacklevel: int) -> None:
+        """Tell once that features are ignored."""
+        if not self._ignores:
+            self._ignores = True
+            warnings.warn(
+                f"more than {self.max_features} features: later ones are ignored; set max_features higher, at a price "
+                "that grows as its square, or put river.feature_extraction.FeatureHasher before the model",
+                UserWarning,
+                stacklevel=stacklevel,
+            )
+
+    def _new_input(self, row: int, name: Hashable, values: list[float], fixed: int) -> NewInput:
+        """A feature that enters at this row with these values; scales are fixed from row `fixed` on."""
+        clipped = np.clip(np.array(values), -HUGE, HUGE)
+        if self.missing == "zero" or (row >= fixed and self.missing == "auto" and is_indicator(np.array(values), 1.0)):
+            size = float(np.sqrt(np.mean(clipped**2)))
+            return NewInput(row, name, 0.0, 1 / size if size > 0 else 0.0, 1.0)
+        mean, variance = moments(clipped[:, None], np.ones(len(values)))
+        return NewInput(row, name, float(mean[0]), float(reciprocal(np.sqrt(variance))[0]))
+
+    def learn_many(self, X: Frame, y: Series, w: float | Series = 1.0) -> None:
+        """Learn the rows of a frame, with the same result as `learn_one` row by row.
+
+        Args:
+            X: A frame with a column for each feature, of any library that River takes.
+            y: A series of targets, one per row.
+            w: One weight for all rows, or a series with one per row.
+        """
+        targets = dataframe.into_series(y)
+        self._learn_table(X, targets.to_list(), w)
+        self._target_name = targets.name
+
+    def _learn_table(self, X: Frame, targets: Sequence[Any], w: float | Series) -> None:
+        names, rows = read_frame(X)
+        if not len(rows):
+            raise ValueError("X must have at least one row, got an empty frame")
+        if len(targets) != len(rows):
+            raise ValueError(f"y must have one target for each of the {len(rows)} rows of X, got {len(targets)}")
+        weights = read_weights(w, len(rows))
+        outputs, Y = self._read_targets(targets)
+        there = weights > 0
+        if not there.all():  # a row of weight 0 brings no feature and no class
+            outputs, Y = self._read_targets([target for target, kept in zip(targets, there, strict=True) if kept])
+        if there.any():
+            with self._lock:
+                self._learn(names, rows[there], outputs, Y, weights[there])
+
+    def predict_many(self, X: Frame) -> Any:
+        """Predict the rows of a frame.
+
+        Args:
+            X: A frame with a column for each feature.
+
+        Returns:
+            A series of predictions, or of labels, of the frame's library; for several targets a frame with a column for
+            each.
+        """
+        return self._native(self._predict(*read_frame(X)), X)
+
+    def _native(self, scores: Floats | None, X: Frame) -> Any:
+        """The predictions of rows by their outputs (n, outputs), None before the first sample, as X has its rows."""
+        frame = dataframe.into_frame(X)
+        return dataframe.to_native_series(self._answers(scores, len(frame)), name=self._target_name, like=frame)
+
+    def _answers(self, scores: Floats | None, rows: int) -> Any:
+        """The prediction of each row, by its outputs."""
+        raise NotImplementedError
+
+    def _predict(self, names: Sequence[Hashable], X: Floats) -> Floats | None:
+        if self._learner is None:
+            return None
+        return self._learner.predict(in_columns(names, X, self._features))
+
+    def _distributions(self, x: dict[Any, Any], outputs: int) -> list[proba.Gaussian]:
+        """A normal distribution for each output; mean and deviation are 0 before the first sample."""
+        mean, std = np.zeros(outputs), np.zeros(outputs)
+        if self._learner is not None:
+            names, X = read_row(x)
+            means, leverage = self._learner.predict_with_leverage(in_columns(names, X, self._features))
+            mean, std = means[0], np.sqrt(self._learner.noise_variance() * (1 + leverage[0]))
+        return [
+            proba.Gaussian._from_state(n=1, m=float(m), var=float(s) ** 2, ddof=0)  # type: ignore[no-untyped-call]
+            for m, s in zip(mean, std, strict=True)
+        ]
+
+    def _output_frame(self, values: Floats | None, X: Frame) -> Frame:
+        """A frame like X with the values (n, outputs) under the outputs' names; no columns before the first sample."""
+        columns = {} if values is None else dict(zip(self._outputs, values.T, strict=True))
+        return dataframe.to_native_frame(columns, like=dataframe.into_frame(X))
+
+
+@rebuilt_as("sepsa.river.SepSARegressor")
+class SepSARegressor(StreamModel, base.MiniBatchRegressor):
+    """Regress one numeric target by a neural network with a recursive-least-squares head.
+
+    Choose it where a linear model is too simple: it takes raw features of any scale, needs no tuning and costs about as
+    much. Do not put a running scaler such as River's `StandardScaler` before it: the scaler's output for the same
+    features changes with every row, and the model determines its own scales from the first rows. It predicts 0 before
+    the first sample.
+
+    See also:
+        `sepsa.SepSARegressor` for arrays; `KeyedLearner` for one model per key.
+
+    Examples:
+        >>> from sepsa.river import SepSARegressor
+        >>> model = SepSARegressor(seed=0)
+        >>> for hour in range(200):
+        ...     model.learn_one({"hour": hour % 24}, 5.0 + (hour % 24))
+        >>> round(model.predict_one({"hour": 12}))
+        17
+        >>> model.predict_one({"hour": 12}, with_dist=True).sigma < 1
+        True
+    """
+
+    def _known_targets(self, y: Any) -> list[float] | None:
+        try:
+            return [float(y)] if math.isfinite(y) else None
+        except (TypeError, ValueError, OverflowError):
+            return None
+
+    def predict_one(self, x: dict[Any, Any], with_dist: bool = False) -> Any:
+        """Predict one sample.
+
+        Args:
+            x: Features by name; None, NaN or absence is a missing value.
+            with_dist: Whether to return a distribution.
+
+        Returns:
+            A number, or a `river.proba.Gaussian` whose variance is σ² (1 + φᵀBφ), with σ from recent errors.
+        """
+        if with_dist:
+            return self._distributions(x, 1)[0]
+        row = self._predict_row(x)
+        return 0.0 if row is None else row[0]
+
+    def _answers(self, scores: Floats | None, rows: int) -> Sequence[Any] | Floats:
+        return np.zeros(rows) if scores is None else scores[:, 0]
+
+    def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
+        return {"y": 0}, np.array([[read_target("y", y)] for y in targets])
+
+
+@rebuilt_as("sepsa.river.SepSAMultiTargetRegressor")
+class SepSAMultiTargetRegressor(StreamModel, base.MultiTargetRegressor):  # type: ignore[misc]
+    """Regress several numeric targets at once by one neural network with a recursive-least-squares head.
+
+    Choose it where the targets depend on the same features: they share the body and the curvature, so that many cost
+    little more than one. Targets come as a dict, whose names the first sample determines.
+
+    Examples:
+        >>> from sepsa.river import SepSAMultiTargetRegressor
+        >>> model = SepSAMultiTargetRegressor(seed=0)
+        >>> for hour in range(200):
+        ...     targets = {"up": hour % 24, "down": -(hour % 24)}
+        ...     model.learn_one({"hour": hour % 24}, targets)
+        >>> predictions = model.predict_one({"hour": 12})
+        >>> round(predictions["up"]), round(predictions["down"])
+        (12, -12)
+    """
+
+    def _known_targets(self, y: Any) -> list[float] | None:
+        values = values_in_order(y, self._outputs)
+        return None if values is None else list(map(float, values))
+
+    def predict_one(self, x: dict[Any, Any], with_dist: bool = False) -> dict[Any, Any]:
+        """Predict one sample.
+
+        Args:
+            x: Features by name; None, NaN or absence is a missing value.
+            with_dist: Whether to return distributions.
+
+        Returns:
+            Numbers by target, or `river.proba.Gaussian`s with variances σ² (1 + φᵀBφ), with σ from recent errors.
+        """
+        if with_dist:
+            return dict(zip(self._outputs, self._distributions(x, len(self._outputs)), strict=True))
+        row = self._predict_row(x)
+        return {} if row is None else dict(zip(self._outputs, row, strict=True))
+
+    def learn_many(self, X: Frame, y: Frame, w: float | Series = 1.0) -> None:
+        """Learn the rows of a frame, with the same result as `learn_one` row by row.
+
+        Args:
+            X: A frame with a column for each feature, of any library that River takes.
+            y: A frame with a column for each target.
+            w: One weight for all rows, or a series with one per row.
+        """
+        self._learn_table(X, dataframe.into_frame(y).rows(named=True), w)
+
+    def _native(self, scores: Floats | None, X: Frame) -> Frame:
+        return self._output_frame(scores, X)
+
+    def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
+        outputs = self._outputs
+        for y in targets:
+            if not isinstance(y, Mapping) or not y or (outputs and y.keys() != outputs.keys()):
+                raise ValueError(f"y must be a dict of the targets{f' {list(outputs)}' if outputs else ''}, got {y!r}")
+            outputs = outputs or {name: j for j, name in enumerate(sorted(y, key=repr))}
+        return outputs, np.array([[read_target(f"y[{name!r}]", y[name]) for name in outputs] for y in targets])
+
+
+@rebuilt_as("sepsa.river.SepSAClassifier")
+class SepSAClassifier(StreamModel, base.MiniBatchClassifier):
+    """Classify into two or more classes by a neural network with a recursive-least-squares head on class indicators.
+
+    Choose it where logistic or softmax regression is too simple. A label may be anything hashable, and a class may
+    appear at any time. It predicts None before the first sample.
+
+    See also:
+        `sepsa.SepSAClassifier` for arrays; `KeyedLearner` for one model per key.
+
+    Examples:
+        >>> from sepsa.river import SepSAClassifier
+        >>> model = SepSAClassifier(seed=0)
+        >>> for hour in range(200):
+        ...     label = "day" if 6 <= hour % 24 < 18 else "night"
+        ...     model.learn_one({"hour": hour % 24}, label)
+        >>> model.predict_one({"hour": 12})
+        'day'
+        >>> sorted(model.predict_proba_one({"hour": 12}))
+        ['day', 'night']
+    """
+
+    _regression = False
+
+    @property
+    def _multiclass(self) -> bool:
+        return True
+
+    def _known_targets(self, y: Any) -> list[float] | None:
+        place = position(y, self._outputs)
+        if place is None:
+            return None
+        indicators = [0.0] * len(self._outputs)
+        indicators[place] = 1.0
+        return indicators
+
+    def predict_one(self, x: dict[Any, Any], **kwargs: Any) -> Any:
+        """Predict the most probable class of one sample.
+
+        Args:
+            x: Features by name; None, NaN or absence is a missing value.
+            **kwargs: Ignored; River's interface has them.
+
+        Returns:
+            A label, or None before the first sample.
+        """
+        row = self._predict_row(x)
+        return None if row is None else list(self._outputs)[row.index(max(row))]
+
+    def predict_proba_one(self, x: dict[Any, Any], **kwargs: Any) -> dict[Any, float]:
+        """Predict the probability of each class for one sample.
+
+        Args:
+            x: Features by name; None, NaN or absence is a missing value.
+            **kwargs: Ignored; River's interface has them.
+
+        Returns:
+            Probabilities by label; empty before the first sample.
+        """
+        row = self._predict_row(x)
+        if row is None:
+            return {}
+        return dict(zip(self._outputs, self._probabilities(np.array([row]))[0].tolist(), strict=True))
+
+    def _answers(self, scores: Floats | None, rows: int) -> list[Any]:
+        labels = list(self._outputs)
+        return [None] * rows if scores is None else [labels[k] for k in scores.argmax(1)]
+
+    def predict_proba_many(self, X: Frame) -> Frame:
+        """Predict the probability of each class for each row of a frame.
+
+        Args:
+            X: A frame with a column for each feature.
+
+        Returns:
+            A frame with a column for each class, of the frame's library.
+        """
+        out = self._predict(*read_frame(X))
+        return self._output_frame(None if out is None else self._probabilities(out), X)
+
+    def _probabilities(self, scores: Floats) -> Floats:
+        assert self._learner is not None
+        return probabilities(scores, self._learner.engine.calibration_losses)
+
+    def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
+        for y in targets:
+            if y is None or type(y).__name__ == "NAType" or not isinstance(y, Hashable) or y != y:
+                raise ValueError(f"y must be a class label, something hashable, got {y!r}: leave the sample out")
+        outputs, codes = class_codes(self._outputs, targets)
+        return outputs, indicators(codes, len(outputs))

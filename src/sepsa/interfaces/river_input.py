@@ -1,0 +1,145 @@
+"""Samples, frames, targets and weights that River passes, as arrays of numbers; the checks of what users give."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from river.utils import dataframe
+
+from sepsa.learner.columns.frame import as_pandas
+from sepsa.learner.columns.inputs import date_names, date_parts, numbers_of
+from sepsa.learner.columns.reader import column_of, read_value
+from sepsa.learner.growth import Names
+from sepsa.learner.learner import StreamLearner
+from sepsa.learner.memory.parts import Floats
+
+Frame = Any  # a frame or series of any library that River takes: pandas, polars, ...
+Series = Any
+
+
+def in_columns(names: Sequence[Hashable], X: Floats, features: Names) -> Floats:
+    """The columns of X (n, len(names)) in the order of `features`, NaN where X has none."""
+    table = np.full((len(X), len(features)), np.nan)
+    places = np.array([features.get(name, -1) for name in names], np.intp)
+    known = np.flatnonzero(places >= 0)
+    table[:, places[known]] = X[:, known]
+    return table
+
+
+def values_in_order(x: Any, names: Names, learner: StreamLearner | None = None) -> list[Any] | None:
+    """The values of x in the order of `names`, where x has exactly these names and finite numbers; else None.
+
+    With a learner whose scales are fixed, missing values are NaN.
+    """
+    if type(x) is not dict:  # another mapping, as a defaultdict, may return values for keys it does not have
+        return None
+    try:
+        if len(x) == len(names) and x:
+            values = list(map(x.__getitem__, names))
+            if math.isfinite(sum(values, 0.0)):
+                return values
+    except (KeyError, TypeError, OverflowError):
+        pass
+    try:
+        if learner is not None and learner.warm and x.keys() <= names.keys():
+            values = list(map(x.get, names))
+            if math.isfinite(sum((value for value in values if value is not None and value == value), 0.0)):
+                return [math.nan if value is None else value for value in values]
+    except (TypeError, ValueError, OverflowError):
+        pass
+    return None
+
+
+def position(name: Any, names: Names) -> int | None:
+    """The column number of a name; None where it is unknown."""
+    try:
+        return names.get(name)
+    except TypeError:  # not hashable
+        return None
+
+
+def read_number(what: str, value: Any) -> float:
+    """A number, NaN for a missing value; ±Inf, texts and other types raise an error."""
+    with suppress(TypeError):
+        kind, number = read_value(value)
+        if kind in ("missing", "number") and not isinstance(value, str) and not math.isinf(number):
+            return number
+    raise not_a_number(what, value)
+
+
+def not_a_number(what: str, value: Any) -> ValueError:
+    return ValueError(f"{what} must be a finite number, got {value!r}: encode it, or leave it out")
+
+
+def read_target(what: str, value: Any) -> float:
+    """A finite number."""
+    number = read_number(what, value)
+    if math.isnan(number):
+        raise ValueError(f"{what} must be a finite number, got {value!r}: leave the sample out")
+    return number
+
+
+def read_weight(w: Any) -> float:
+    """A sample's weight."""
+    weight = read_target("w", w)
+    if weight < 0:
+        raise ValueError(f"w must not be negative, got {w!r}")
+    return weight
+
+
+def read_weights(w: Series, n: int) -> Floats:
+    """The weights (n,) of samples, from one for all or a series."""
+    if np.isscalar(w):
+        return np.full(n, read_weight(w))
+    weights = np.array([read_weight(value) for value in dataframe.into_series(w).to_list()])
+    if len(weights) != n:
+        raise ValueError(f"w must have one weight for each of the {n} rows of X, got {len(weights)}")
+    return weights
+
+
+def read_row(x: Any) -> tuple[list[Hashable], Floats]:
+    """Names and values (1, len(names)) of a sample; those of texts and dates are the names of what encodes them."""
+    if not isinstance(x, Mapping):
+        raise TypeError(f"x must be a dict of features, got {type(x).__name__}")
+    if set(map(type, x.values())) == {float}:
+        row = np.array([list(x.values())])
+        if not np.isinf(row).any():
+            return list(x), row
+    pairs = [pair for name, value in x.items() for pair in read_feature(f"x[{name!r}]", name, value)]
+    return [name for name, _ in pairs], np.array([[value for _, value in pairs]], np.float64)
+
+
+def read_feature(what: str, name: Hashable, value: Any) -> list[tuple[Hashable, float]]:
+    """The inputs of a feature: a number itself, an indicator of a text, the parts of a date; none if it is missing."""
+    try:
+        kind, number = read_value(value)
+    except TypeError:
+        raise not_a_number(what, value) from None
+    if kind == "text":
+        return [(f"{name}={value}", 1.0)]
+    if kind == "date":
+        return list(zip(date_names(name), date_parts(np.array([number]))[0].tolist(), strict=True))
+    if math.isinf(number):
+        raise not_a_number(what, number)
+    return [(name, number)] if kind == "number" else []
+
+
+def read_frame(X: Frame) -> tuple[list[Hashable], Floats]:
+    """Names and values (n, len(names)) of a frame; those of texts and dates are the names of what encodes them."""
+    frame = as_pandas(X)
+    columns: dict[Hashable, Floats] = {}
+    for name, series in frame.items():
+        try:
+            column = column_of(series)
+        except TypeError as error:
+            raise ValueError(f"X[{name!r}] must hold numbers, dates or texts, got {error}: encode it") from None
+        if np.isinf(column.numbers).any():
+            raise not_a_number(f"X[{name!r}]", float(column.numbers[np.isinf(column.numbers)][0]))
+        columns |= numbers_of(name, column)
+        for code, text in enumerate(column.texts):
+            columns[f"{name}={text}"] = np.where(column.codes == code, 1.0, math.nan)
+    return list(columns), np.stack(list(columns.values()), 1) if columns else np.empty((len(frame), 0))

@@ -1,0 +1,574 @@
+"""scikit-learn's interface: a neural network with a Newton head for tables and for streams of rows.
+
+`partial_fit` learns rows once, in order. `fit` starts from scratch and trains the same mixture of experts on a table:
+the network in many shuffled passes, the others in two, by a committee of learners that each leave out a fold of the
+rows. The answers to rows left out determine the number of passes and the weights of the experts
+(`sepsa.learner.table_fit.batch_fit`). It uses as many threads as `joblib.cpu_count()`, which knows the limits of
+containers and the environment variable `LOKY_MAX_CPU_COUNT`. After `fit`, all members learn the rows of `partial_fit`.
+
+**Intervals.** The variance of a target about its prediction is σ² (1 + c φᵀBφ), with φ the features that the head
+sees and B its inverse curvature. After `fit`, c makes the errors on rows left out most likely, and σ² is that for which
+mean ± 1.645 std holds nine in ten of them; in `partial_fit` c is 1 and σ² comes from the errors made before learning
+(`Engine.noise_variance`), after those of `fit` if there was one.
+
+**Probabilities.** The head fits the indicator of each class by least squares; `sepsa.learner.calibration` makes its
+scores probabilities, by the losses they would have made on rows not yet learned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, Literal, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.utils.multiclass import check_classification_targets
+
+from sepsa.interfaces.estimator import Rows, StreamEstimator, check_sizes
+from sepsa.learner.calibration import (
+    INVERSE_TEMPERATURES,
+    accumulate,
+    accumulate_labels,
+    label_probabilities,
+    probabilities,
+)
+from sepsa.learner.growth import first_rows, indicators
+from sepsa.learner.memory.parts import Floats
+from sepsa.learner.options import ClassifierOptions
+from sepsa.learner.rows import dense, row_parts
+from sepsa.states.objects import rebuilt_as
+from sepsa.states.schema import Entries, check_memory
+from sepsa.validation import not_negative
+
+Labels = NDArray[Any]
+
+
+@rebuilt_as("sepsa.SepSARegressor")
+class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
+    """Regress tables and streams by a neural network with a recursive-least-squares head, with prediction intervals.
+
+    Choose it where rows come one after another, where there are too few rows to train a network by gradients alone, or
+    where you need intervals. Inputs and targets need no scaling: `fit` standardizes by all its rows, `partial_fit` by
+    the first 256. NaN in an input is a missing value. The variance of a target about its prediction is σ² (1 + c φᵀBφ),
+    with φ the features that the head sees and B its inverse curvature.
+
+    A DataFrame of pandas, Polars or Arrow may have columns of numbers, booleans, text, categories and dates; later ones
+    have the same columns, in any order. Up to 256 texts or categories of a column get an input each, which is 1 in the
+    rows that have the text: the first 32 at their first row, later ones at their second. All further texts share one
+    input, the mean of the targets that a text had before, with a prior of ten rows. A text that `predict` has not seen
+    is a missing value. Dates become days, month, weekday and hour. Texts that spell numbers, dates or missing values
+    ("", "NA", "NaN", "null", "None", "?" and the like) are read as such, except in a column of dtype category. A sparse
+    matrix of SciPy becomes dense a part at a time; the head's state grows as the square of the number of columns, of
+    which there may be 2,048: reduce a wider matrix by `TruncatedSVD`.
+
+    The network is one of several experts: neighbours, trees, products of inputs, a linear head, the last target and
+    others, stacked and weighted by their errors on rows not yet learned; `chosen_` holds the weight of each.
+    `body="fourier"` is the network alone.
+
+    `fit` trains a network of two layers of 50 GELU units by mini-batches, with a learning rate that falls from 1e-2
+    to 0 and a forgetting of 0.98 per mini-batch; the other experts learn each row, fewer than 3,000 twice, 120
+    trees are boosted on all of them, and the linear head has the ridge of largest evidence. `partial_fit` trains 64
+    random Fourier features by single rows, and mixes several heads, with and without forgetting and hidden units, by
+    their recent errors. These are the meanings of "auto".
+    `fit`, then `partial_fit` goes on: what `fit` has trained learns the further rows once, in order, its network with
+    one head at a learning rate of 1e-4. `fit` again starts anew.
+
+    Attributes:
+        n_features_in_: Number of input columns.
+        feature_names_in_: Their names (n_features_in_,), where X had names.
+        n_iter_: Number of passes that `fit` made.
+
+    See also:
+        `sepsa.river.SepSARegressor` for dicts of features that come and go; `SepSAForecaster` for time series.
+
+    Examples:
+        >>> import numpy as np
+        >>> from sepsa import SepSARegressor
+        >>> X = np.random.default_rng(0).normal(size=(500, 3))
+        >>> y = np.sin(2 * X[:, 0]) + X[:, 1]
+        >>> model = SepSARegressor(random_state=0).partial_fit(X[:400], y[:400])
+        >>> mean, std = model.predict(X[400:], return_std=True)
+        >>> mean.shape, std.shape
+        ((100,), (100,))
+        >>> bool(model.score(X[400:], y[400:]) > 0.9)
+        True
+    """
+
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> SepSARegressor:
+        """Forget everything and learn the rows in shuffled passes.
+
+        Args:
+            X: Inputs (n, features); NaN is a missing value.
+            y: Targets (n,) or (n, outputs).
+            sample_weight: Factor (n,) on each row's squared error; rows of weight 0 are left out.
+
+        Returns:
+            This estimator.
+        """
+        with self._exclusive():
+            rows, Y, weight = self._check(X, y, sample_weight, reset=True)
+            self._fit(rows.X, Y, weight)
+        return self
+
+    def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> SepSARegressor:
+        """Learn rows once, in the order given.
+
+        Args:
+            X: Inputs (n, features); NaN is a missing value.
+            y: Targets (n,) or (n, outputs), as in earlier calls.
+            sample_weight: Factor (n,) on each row's loss.
+
+        Returns:
+            This estimator.
+        """
+        self.prequential(X, y, sample_weight)
+        return self
+
+    def prequential(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Floats:
+        """Predict each row, then learn it: `partial_fit` that returns the predictions made before learning.
+
+        Args:
+            X: Inputs (n, features); NaN is a missing value.
+            y: Targets (n,) or (n, outputs), as in earlier calls.
+            sample_weight: Factor (n,) on each row's loss.
+
+        Returns:
+            Predictions of the shape of `y`.
+        """
+        with self._exclusive():
+            rows, Y, weight = self._check(X, y, sample_weight, reset=not hasattr(self, "_learner"))
+            if self.loss != "huber":
+                check_sizes(float(np.abs(Y).max()))
+            return self._shaped(self._learn(rows, Y, weight, Y.shape[1]))
+
+    @overload
+    def predict(self, X: ArrayLike, return_std: Literal[False] = False) -> Floats: ...
+
+    @overload
+    def predict(self, X: ArrayLike, return_std: Literal[True]) -> tuple[Floats, Floats]: ...
+
+    @overload
+    def predict(self, X: ArrayLike, return_std: bool) -> Floats | tuple[Floats, Floats]: ...
+
+    def predict(self, X: ArrayLike, return_std: bool = False) -> Floats | tuple[Floats, Floats]:
+        """Predict targets, on request with their standard deviation.
+
+        Args:
+            X: Inputs (n, features); NaN is a missing value.
+            return_std: Whether to return the standard deviation of targets about the predictions too. The interval mean
+                ± 1.645 std contains about nine in ten new targets, on average over inputs, not for each input.
+
+        Returns:
+            Predictions of the shape of `y` in `fit`, or a pair of such arrays: mean and standard deviation.
+        """
+        if not return_std:
+            return self._shaped(self._predict(X))
+        parts = [self._learner.predict_with_leverage(part) for _, part in row_parts(self._check_rows(X))]
+        mean, leverage = (np.concatenate(part) for part in zip(*parts, strict=True))
+        std = np.sqrt(self._learner.noise_variance() * (1 + leverage)[:, None])
+        return self._shaped(mean), self._shaped(std)
+
+    def _check(
+        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool
+    ) -> tuple[Rows, Floats, Floats]:
+        given = np.asarray(y)
+        for value in given.ravel().tolist() if y is not None and given.dtype.kind in "OU" else ():
+            if not is_target(value):
+                raise ValueError(
+                    f"y must hold numbers, got {value!r}: leave rows without a target out, and use SepSAClassifier for "
+                    "classes"
+                )
+        if given.dtype.kind in "mM":
+            raise ValueError(f"y must hold numbers, got {given.dtype}: convert it, as by y.astype(float)")
+        rows, targets, weights = self._check_data(X, y, sample_weight, reset, multi_output=True, y_numeric=True)
+        shape = targets.shape[1:]
+        if reset:
+            self._target_shape = shape
+        elif shape != self._target_shape:
+            raise ValueError(
+                f"y must have shape (n, {', '.join(map(str, self._target_shape))}) as before, got {targets.shape}"
+            )
+        return rows, np.ascontiguousarray(targets.reshape(len(targets), -1), dtype=np.float64), weights
+
+    _EXTRA = ("target_shape",)
+
+    def _extra_state(self) -> dict[str, Any]:
+        return {"target_shape": list(self._target_shape)}
+
+    def _load_extra_state(self, state: Entries, outputs: int) -> dict[str, Any]:
+        sizes = state.items("target_shape")
+        shape = [sizes.integer(i, 1) for i in range(len(sizes))]
+        if shape not in ([], [outputs]) or (not shape and outputs != 1):
+            raise state.damaged("target_shape", f"[{outputs}]", shape)
+        return {"_target_shape": tuple(shape)}
+
+    def _shaped(self, outputs: Floats) -> Floats:
+        return outputs.reshape(len(outputs), *self._target_shape)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+
+def kind_of_labels(labels: Labels) -> str:
+    """The letter of a dtype, one for all numbers and one for all texts."""
+    kind = labels.dtype.kind
+    return "f" if kind in "biu" else "U" if kind in "OT" else kind
+
+
+def is_target(value: Any) -> bool:
+    """Whether an object is, or spells, a number; one that is too large is told elsewhere."""
+    try:
+        return not math.isnan(float(value))
+    except OverflowError:
+        return True
+    except (TypeError, ValueError):
+        return False
+
+
+@rebuilt_as("sepsa.SepSAClassifier")
+class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # type: ignore[misc]
+    """Classify tables and streams by a neural network with a recursive-least-squares head on class indicators.
+
+    Choose it where rows come one after another, or where classes may appear late: the head then gets an output more and
+    keeps its state. Probabilities are the head's scores, calibrated on rows before they are learned. "auto" has the
+    meanings that `SepSARegressor` describes.
+
+    Targets (n, labels) of 0 and 1, with at least two columns, are multilabel: an output for each label, calibrated by
+    itself. `predict` and `predict_proba` then return (n, labels), the latter the probability that a label is 1.
+
+    Attributes:
+        classes_: The classes (classes,), sorted, in the dtype of the labels; 0 to labels - 1 for multilabel targets.
+        n_features_in_: Number of input columns.
+        feature_names_in_: Their names (n_features_in_,), where X had names.
+        n_iter_: Number of passes that `fit` made.
+
+    See also:
+        `sepsa.river.SepSAClassifier` for dicts of features that come and go.
+
+    Examples:
+        >>> import numpy as np
+        >>> from sepsa import SepSAClassifier
+        >>> X = np.random.default_rng(0).normal(size=(500, 3))
+        >>> y = np.where(X[:, 0] * X[:, 1] > 0, "same sign", "other sign")
+        >>> model = SepSAClassifier(random_state=0).partial_fit(X[:400], y[:400])
+        >>> model.classes_.tolist(), model.predict_proba(X[400:]).shape
+        (['other sign', 'same sign'], (100, 2))
+        >>> bool(model.score(X[400:], y[400:]) > 0.8)
+        True
+    """
+
+    _loss: Floats  # (G,) of each inverse temperature, on rows not yet learned; (labels, G) for multilabel targets
+    _columns: NDArray[np.intp]  # the learner's output for each of classes_
+
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> SepSAClassifier:
+        """Forget everything and learn the rows in shuffled passes.
+
+        Args:
+            X: Inputs (n, features); NaN is a missing value.
+            y: Labels (n,), or 0 and 1 (n, labels).
+            sample_weight: Factor (n,) on each row's squared error; rows of weight 0 are left out.
+
+        Returns:
+            This estimator.
+        """
+        with self._exclusive():
+            rows, labels, weight = self._check(X, y, sample_weight, reset=True)
+            weight = weight * self._class_weights(labels)
+            if labels.ndim == 2:
+                self._start_labels(labels.shape[1])
+                out, scores = self._fit(rows.X, labels, weight)
+                self._loss = accumulate_labels(self._loss, scores, labels[out], weight[out], forgetting=1.0)[-1]
+                return self
+            self.classes_ = np.unique(labels[weight > 0])
+            self._columns = np.arange(len(self.classes_))
+            targets = (labels[:, None] == self.classes_).astype(np.float64)  # of no class: (n, 0)
+            out, scores = self._fit(rows.X, targets, weight)
+            none = np.zeros(INVERSE_TEMPERATURES.size)
+            self._loss = accumulate(none, scores, targets[out].argmax(1), weight[out], forgetting=1.0)[-1]
+        return self
+
+    def partial_fit(
+        self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+    ) -> SepSAClassifier:
+        """Learn rows once, in the order given.
+
+        Args:
+            X: Inputs (n, features); NaN is a missing value.
+            y: Labels (n,), or 0 and 1 (n, labels). New classes are added when they first appear.
+            classes: Classes that will come, to be known before their first row.
+            sample_weight: Factor (n,) on each row's loss.
+
+        Returns:
+            This estimator.
+        """
+        self._learn_labels(X, y, classes, sample_weight)
+        return self
+
+    def prequential(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        classes: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        *,
+        method: Literal["predict", "predict_proba"] = "predict",
+    ) -> Labels:
+        """Predict each row, then learn it: `partial_fit` that returns the predictions made before learning.
+
+        Args:
+            X: Inputs (n, features); NaN is a missing value.
+            y: Labels (n,), or 0 and 1 (n, labels).
+            classes: Classes that will come, to be known before their first row.
+            sample_weight: Factor (n,) on each row's loss.
+            method: "predict" for labels, "predict_proba" for probabilities.
+
+        Returns:
+            Labels of the shape of `y`, or probabilities (n, classes) in the order of `classes_` after the call. A row
+            is predicted with the classes that were told or seen before it, or before its batch: others have the
+            probability 0. Where there are none, as for the first row of all, the label is empty, "" or 0, and all
+            probabilities are 0.
+        """
+        if method not in ("predict", "predict_proba"):
+            raise ValueError(f"method must be 'predict' or 'predict_proba', got {method!r}")
+        scores, loss, known = self._learn_labels(X, y, classes, sample_weight)
+        if self._multilabel:
+            return (scores > 0.5).astype(np.int64) if method == "predict" else self._probabilities(scores, loss)[..., 1]
+        proba = np.zeros(scores.shape)
+        best: Labels = np.zeros(len(scores), self.classes_.dtype)
+        best[:] = {"O": "", "M": "NaT", "m": "NaT"}.get(best.dtype.kind, best)
+        for rows, columns in self._column_groups(known):
+            some = scores[rows][:, columns]
+            best[rows] = self.classes_[columns][some.argmax(1)]
+            proba[rows, columns] = probabilities(some, loss[rows])
+        return best if method == "predict" else proba
+
+    def predict(self, X: ArrayLike) -> Labels:
+        """Predict the most probable class of each row.
+
+        Args:
+            X: Inputs (n, features); NaN is a missing value.
+
+        Returns:
+            Labels (n,), or 0 and 1 (n, labels).
+        """
+        scores = self._scores(X)
+        if self._multilabel:
+            return (scores > 0.5).astype(np.int64)
+        return self.classes_[scores.argmax(1)]
+
+    def predict_proba(self, X: ArrayLike) -> Floats:
+        """Predict the probability of each class.
+
+        Args:
+            X: Inputs (n, features); NaN is a missing value.
+
+        Returns:
+            Probabilities (n, classes), in the order of `classes_`; for multilabel targets (n, labels) that each is 1.
+        """
+        proba = self._probabilities(self._scores(X), self._loss)
+        return proba[..., 1] if self._multilabel else proba
+
+    def predict_log_proba(self, X: ArrayLike) -> Floats:
+        """Predict the logarithm of the probability of each class.
+
+        Args:
+            X: Inputs (n, features); NaN is a missing value.
+
+        Returns:
+            Log-probabilities (n, classes), in the order of `classes_`.
+        """
+        return np.log(self.predict_proba(X))
+
+    def decision_function(self, X: ArrayLike) -> Floats:
+        """Predict scores whose logistic function or softmax is `predict_proba`.
+
+        Args:
+            X: Inputs (n, features); NaN is a missing value.
+
+        Returns:
+            For two classes the log-odds (n,) of `classes_[1]`; for more the log-probabilities (n, classes); for
+            multilabel targets the log-odds (n, labels) of 1.
+        """
+        log_proba = np.log(self._probabilities(self._scores(X), self._loss))
+        return log_proba[..., 1] - log_proba[..., 0] if log_proba.shape[-1] == 2 else log_proba
+
+    _EXTRA = ("classes", "columns", "calibration_loss")
+
+    def _extra_state(self) -> dict[str, Any]:
+        return {
+            "classes": {
+                "dtype": self.classes_.dtype.str,
+                "labels": (
+                    self.classes_.astype(np.int64) if self.classes_.dtype.kind in "mM" else self.classes_
+                ).tolist(),
+            },
+            "columns": self._columns.astype(np.int64),
+            "calibration_loss": self._loss.copy(),
+        }
+
+    def _load_extra_state(self, state: Entries, outputs: int) -> dict[str, Any]:
+        classes = state.entries("classes", {"dtype", "labels"})
+        labels = classes.items("labels").values
+        if not all(type(label) in (str, bool, int, float) for label in labels):
+            raise classes.damaged("labels", "strings or numbers", labels)
+        try:
+            dtype = np.dtype(classes["dtype"])
+            check_memory(classes.path("labels"), dtype.itemsize * len(labels))
+            sorted_labels = np.array(labels, dtype=dtype)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise state.damaged("classes", "labels of one dtype", error) from None
+        distinct = len(np.unique(sorted_labels)) == len(labels) == outputs
+        if not distinct or not np.array_equal(np.sort(sorted_labels), sorted_labels):
+            raise classes.damaged("labels", f"{outputs} sorted labels", labels)
+        columns = state.array("columns", (outputs,), np.int64).astype(np.intp)
+        if not np.array_equal(np.sort(columns), np.arange(outputs)):
+            raise state.damaged("columns", f"each of 0 to {outputs - 1} once", columns.tolist())
+        several = getattr(state["calibration_loss"], "ndim", 0) == 2 and labels == list(range(outputs))  # multilabel
+        shape = (outputs, *INVERSE_TEMPERATURES.shape) if several else INVERSE_TEMPERATURES.shape
+        loss = state.array("calibration_loss", shape, low=0.0)
+        return {"classes_": sorted_labels, "_columns": columns, "_loss": loss}
+
+    def _probabilities(self, scores: Floats, loss: Floats) -> Floats:
+        """The probabilities (n, classes); those (n, labels, 2) of 0 and of 1 for multilabel targets."""
+        return (label_probabilities if self._multilabel else probabilities)(scores, loss)
+
+    def _scores(self, X: ArrayLike) -> Floats:
+        return self._predict(X)[:, self._columns]  # raises NotFittedError before `_columns` is missed
+
+    def _learn_labels(
+        self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None, sample_weight: ArrayLike | None
+    ) -> tuple[Floats, Floats, NDArray[np.intp]]:
+        """Learn rows; returns for each the scores and losses before it, and how many classes were known before it."""
+        with self._exclusive():
+            first = not hasattr(self, "_learner")
+            rows, labels, weight = self._check(X, y, sample_weight, reset=first)
+            if self.class_weight == "balanced":
+                raise ValueError(
+                    "class_weight must be a dict of weights for partial_fit, got 'balanced': a stream does not tell "
+                    "how often each class will come"
+                )
+            weight = weight * self._class_weights(labels)
+            if labels.ndim == 2:
+                return self._learn_multilabel(rows, labels, weight, classes)
+            if first:
+                self.classes_, self._columns = labels[:0], np.empty(0, np.intp)
+                self._loss = np.zeros(INVERSE_TEMPERATURES.size)
+            if classes is not None:
+                self._add_classes(np.unique(classes))
+            told, batch = len(self.classes_), self._batch
+            self._add_classes(labels)
+            codes = np.searchsorted(self.classes_, labels)
+            outputs, count = self._columns[codes], len(self.classes_)
+            output_rows = first_rows(outputs, count)[told:].tolist()
+            scores = self._learn(rows, indicators(outputs, count), weight, told, output_rows)[:, self._columns]
+            seen = np.maximum(np.maximum.accumulate(outputs) + 1, told)  # classes, the row's own among them
+            losses = [self._loss[None]]
+            for some, columns in self._column_groups(seen):
+                places = np.searchsorted(columns, codes[some])
+                made = accumulate(losses[-1][-1], scores[some][:, columns], places, weight[some], self._loss_forgetting)
+                losses.append(made[1:])
+            self._loss = losses[-1][-1]
+            known = np.concatenate([[told], seen])[np.arange(len(labels)) // batch * batch]
+            return scores, np.concatenate(losses)[:-1], known
+
+    def _learn_multilabel(
+        self, rows: Rows, labels: Floats, weight: Floats, classes: ArrayLike | None
+    ) -> tuple[Floats, Floats, NDArray[np.intp]]:
+        """Learn rows of several labels; returns what `_learn_labels` does."""
+        count = labels.shape[1]
+        if classes is not None and not np.array_equal(classes, np.arange(count)):
+            raise ValueError(f"classes must be None or 0 to {count - 1} for this y, got {classes!r}")
+        if not hasattr(self, "_learner"):
+            self._start_labels(count)
+        scores = self._learn(rows, labels, weight, count)
+        losses = accumulate_labels(self._loss, scores, labels, weight, self._loss_forgetting)
+        self._loss = losses[-1]
+        return scores, losses[:-1], np.full(len(labels), count)
+
+    def _column_groups(self, known: NDArray[np.intp]) -> Iterator[tuple[slice, NDArray[np.intp]]]:
+        """Rows for which the same number (n,) of classes is known, and the places of these in `classes_`."""
+        cuts = [*np.flatnonzero(np.diff(known, prepend=0)).tolist(), len(known)]
+        for start, stop in pairwise(cuts):
+            yield slice(start, stop), np.flatnonzero(self._columns < known[start])
+
+    @property
+    def _multilabel(self) -> bool:
+        return self._loss.ndim == 2
+
+    @property
+    def _loss_forgetting(self) -> float:
+        return 1.0 if self.forgetting == "auto" else self.forgetting
+
+    def _start_labels(self, count: int) -> None:
+        """Begin to learn this number of independent labels."""
+        self.classes_ = self._columns = np.arange(count)
+        self._loss = np.zeros((count, INVERSE_TEMPERATURES.size))
+
+    def _class_weights(self, labels: Labels) -> Floats:
+        """The weight (n,) of each row by its class."""
+        weights = self.class_weight
+        if weights is None:
+            return np.ones(len(labels))
+        if labels.ndim == 2:
+            raise ValueError(f"class_weight must be None for multilabel targets, got {weights!r}: use sample_weight")
+        if weights == "balanced":
+            _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
+            return len(labels) / (len(counts) * counts[codes])
+        if not isinstance(weights, dict):
+            raise ValueError(f"class_weight must be a dict, 'balanced' or None, got {weights!r}")
+        for label, weight in weights.items():
+            not_negative(f"class_weight[{label!r}]", weight)
+        return np.array([float(weights.get(label, 1.0)) for label in labels.tolist()])
+
+    def _add_classes(self, labels: Labels) -> None:
+        """Add classes to `classes_`; outputs keep their columns and new ones come last, in order."""
+        if len(self.classes_) and kind_of_labels(self.classes_) != kind_of_labels(labels):
+            raise ValueError(
+                f"y has labels of dtype {labels.dtype} where classes_ has {self.classes_.dtype}: "
+                "numbers, strings and dates are not mixed"
+            )
+        wider = np.union1d(self.classes_, labels)
+        columns = np.empty(len(wider), np.intp)
+        old = np.isin(wider, self.classes_)
+        columns[old] = self._columns
+        first = first_rows(np.searchsorted(wider, labels), len(wider))[~old]
+        columns[~old] = len(self._columns) + first.argsort().argsort()
+        self.classes_, self._columns = wider, columns
+
+    def _check(
+        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool
+    ) -> tuple[Rows, Labels, Floats]:
+        shape = y.shape if hasattr(y, "shape") else np.asarray(y).shape
+        several = len(shape) == 2 and shape[1] > 1
+        rows, labels, weights = self._check_data(X, y, sample_weight, reset, multi_output=several)
+        if not reset and (shape[1:] != self.classes_.shape if self._multilabel else several):
+            before = f"(n, {len(self.classes_)})" if self._multilabel else "(n,)"
+            raise ValueError(f"y must have shape {before} as before, got {shape}")
+        if not several:
+            for label in labels.tolist() if labels.dtype.kind == "O" else ():
+                if not isinstance(label, (str, bool, int, float)):
+                    raise ValueError(
+                        f"y must hold labels that are texts or numbers, got {label!r}: leave rows without a label "
+                        "out, and write others as texts, y.astype(str)"
+                    )
+            if labels.dtype.kind in "mM" and np.isnat(labels).any():
+                raise ValueError("y must hold labels, got NaT: leave rows without a label out")
+            check_classification_targets(labels)
+            return rows, labels, weights
+        labels = dense(labels)
+        if not np.isin(labels, (0, 1)).all():
+            raise ValueError(
+                "y must hold labels (n,), or 0 and 1 for each of several labels (n, labels), got other values in shape "
+                f"{shape}: sklearn.multioutput.MultiOutputClassifier fits a classifier for each of several targets"
+            )
+        return rows, np.ascontiguousarray(labels, np.float64), weights
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags

@@ -1,0 +1,87 @@
+"""From least-squares scores to probabilities.
+
+The scores s of a classifier's head estimate P(k | x) but may lie outside the probability simplex; p is the nearest
+point of the simplex, and a softmax of p the probability:
+
+    p = max(s - τ, 0)  with τ such that Σ p = 1,      P(k | x) = Σ_β π_β softmax(β p)_k,   π_β ∝ exp(-L_β),
+
+L_β being the log-loss of softmax(β p) on rows not yet learned. Over all rows together this mixture of G inverse
+temperatures β loses at most log G against the best of them, so that none has to be tuned. `accumulate` sums the losses
+of blocks of rows; the compiled engine sums them row by row (`kernels.step.calibrate`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sepsa.learner.memory.parts import Floats
+
+INVERSE_TEMPERATURES: Floats = 2.0 ** np.arange(-1.0, 7.5, 0.5)
+
+
+def project_to_simplex(scores: Floats) -> Floats:
+    """The point of the probability simplex that is nearest to each row of scores (n, K).
+
+    The k largest scores, less τ, sum to at most 1, and to 1 if they are those above τ: so τ is the largest (Σ - 1)/k.
+    """
+    descending = -np.sort(-scores, axis=1)
+    tau = ((descending.cumsum(1) - 1) / np.arange(1, scores.shape[1] + 1)).max(1, keepdims=True)
+    return np.maximum(scores - tau, 0.0)
+
+
+def softmaxes(p: Floats) -> Floats:
+    """softmax(βp) (n, G, K) at each inverse temperature."""
+    exponentials = np.exp(INVERSE_TEMPERATURES[:, None] * (p - p.max(1, keepdims=True))[:, None, :])
+    return exponentials / exponentials.sum(2, keepdims=True)
+
+
+def log_losses(p: Floats, labels: NDArray[np.intp]) -> Floats:
+    """The log-loss (n, G) of each row at each inverse temperature; labels (n,) are column numbers."""
+    return -np.log(softmaxes(p)[np.arange(len(p)), :, labels])
+
+
+def mixture(p: Floats, loss: Floats) -> Floats:
+    """The softmaxes of p (n, K), weighted by exp(-loss); loss is (G,), or (n, G) where each row has its own."""
+    weight = np.exp(loss.min(-1, keepdims=True) - loss)
+    weight /= weight.sum(-1, keepdims=True)
+    return (weight[..., None] * softmaxes(p)).sum(1)
+
+
+def probabilities(scores: Floats, losses: Floats) -> Floats:
+    """The probabilities (n, K) from the scores (n, K) of a head and the accumulated losses (G,) or (n, G)."""
+    return mixture(project_to_simplex(scores), losses)
+
+
+def label_probabilities(scores: Floats, losses: Floats) -> Floats:
+    """The probabilities (n, L, 2) that each of L independent labels is 0 and is 1, from scores (n, L).
+
+    Each label has losses of its own: (L, G), or (n, L, G).
+    """
+    pairs = [probabilities(pair(scores[:, k]), losses[..., k, :]) for k in range(scores.shape[1])]
+    return np.stack(pairs, 1)
+
+
+def accumulate_labels(losses: Floats, scores: Floats, Y: Floats, weight: Floats, forgetting: float) -> Floats:
+    """The accumulated losses (n + 1, L, G) of L independent labels, from those (L, G) before the first row."""
+    labels = Y.astype(np.intp)
+    parts = [
+        accumulate(losses[k], pair(scores[:, k]), labels[:, k], weight, forgetting) for k in range(scores.shape[1])
+    ]
+    return np.stack(parts, 1)
+
+
+def pair(score: Floats) -> Floats:
+    """The scores (n, 2) of 0 and 1, from those (n,) of 1."""
+    return np.stack([1 - score, score], 1)
+
+
+def accumulate(losses: Floats, scores: Floats, labels: NDArray[np.intp], weight: Floats, forgetting: float) -> Floats:
+    """The accumulated losses (n + 1, G) before each row and after the last one, from those before the first row.
+
+    `scores` (n, K) are predictions made before the rows were learned; `forgetting` multiplies the losses at each row.
+    """
+    from scipy.signal import lfilter  # type: ignore[import-untyped]
+
+    steps = weight[:, None] * log_losses(project_to_simplex(scores), labels)
+    return lfilter([1.0], [1.0, -forgetting], np.vstack([losses, steps]), axis=0)

@@ -1,0 +1,192 @@
+"""The columns of a pandas DataFrame as the inputs of a learner, encoded as `sepsa stream` encodes those of a table."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from datetime import date, time, timedelta
+from decimal import Decimal
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from sepsa.learner.columns.cells import CATEGORIES
+from sepsa.learner.columns.inputs import Inputs
+from sepsa.learner.columns.reader import Column, column_of
+from sepsa.learner.growth import NewInput
+from sepsa.learner.memory.parts import Floats
+from sepsa.states import schema
+
+NUMBER, DATE, TEXT, CATEGORY = KINDS = ("numbers", "dates", "texts", "categories")
+
+
+class FrameInputs(Inputs):
+    """Inputs whose warnings name what a user of pandas can do."""
+
+    drop, numbers, dates = "drop it", "convert it to numbers", "convert it by pandas.to_datetime(..., format={})"
+    mixed, tells_dates = "", False
+
+
+class FrameEncoder:
+    """The columns of a DataFrame, what each holds, and the inputs that encode them, in the order of `names`.
+
+    `means` is the number of targets whose means are inputs for a column of many texts.
+    """
+
+    def __init__(self, names: Sequence[str], means: int = 1) -> None:
+        self.kinds: dict[str, str | None] = dict.fromkeys(names)  # None: no value has come yet
+        self._columns: dict[str, Column] = {}  # between `learn` and `learn_means`
+        if len(self.kinds) < len(names):
+            twice = next(name for i, name in enumerate(names) if name in names[:i])
+            raise ValueError(f"X must have distinct columns, got two columns {twice!r}: rename one of them")
+        self.inputs: Inputs = FrameInputs(CATEGORIES, means)
+
+    def learn(self, frame: Any) -> tuple[Floats, list[NewInput], list[str]]:
+        """The rows (n, inputs) of a frame, the inputs that they are the first to need, and warnings.
+
+        `learn_means` follows, once the targets of these rows are known.
+        """
+        columns = {}
+        for name, series in self._series(frame):
+            kind, columns[name] = read_column(name, series, self.kinds[name])
+            self.kinds[name] = self.kinds[name] or kind
+        new_inputs, warnings = self.inputs.add(columns)
+        self._columns = columns if self.inputs.levels else {}
+        return self.inputs.encode(columns, len(frame)), new_inputs, warnings
+
+    def learn_means(
+        self, X: Floats, Y: Floats, new_inputs: Sequence[NewInput], shuffled: bool
+    ) -> tuple[Floats, Sequence[NewInput]]:
+        """The rows of the last `learn` with the means of texts before each row, and its new inputs with their scales.
+
+        `shuffled` takes "before" in a random order, for a table whose order means nothing.
+        """
+        columns, self._columns = self._columns, {}
+        if not columns:
+            return X, new_inputs
+        order = np.random.default_rng(0).permutation(len(X)) if shuffled else np.arange(len(X))
+        some = {name: column.rows(order) for name, column in columns.items() if column.codes is not None}
+        turned = X[order]
+        new_inputs = self.inputs.learn_means(turned, some, Y[order], () if shuffled else new_inputs)
+        X = np.empty_like(X)
+        X[order] = turned
+        return X, new_inputs
+
+    def encode(self, frame: Any) -> Floats:
+        """The rows (n, inputs) of a frame, without an input for what is new."""
+        columns = {name: read_column(name, series, self.kinds[name])[1] for name, series in self._series(frame)}
+        return self.inputs.encode(columns, len(frame))
+
+    def _series(self, frame: Any) -> list[tuple[str, Any]]:
+        """The columns of a frame by name; columns without names are called by their numbers."""
+        columns = dict(frame.items())
+        given = zip(self.kinds, frame.items(), strict=True)
+        return [(name, columns.get(name, series)) for name, (_, series) in given]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "columns": list(self.kinds),
+            "kinds": list(self.kinds.values()),
+            "inputs": self.inputs.state_dict(),
+        }
+
+    @classmethod
+    def from_state(cls, state: Any, means: int, entry: str) -> FrameEncoder:
+        """The encoder that continues from the result of `state_dict`; ValueError where that is damaged."""
+        new = schema.read(entry, state, {"columns", "kinds", "inputs"})
+        names = new.texts("columns")
+        kinds = new.items("kinds", len(names)).values
+        if not names:
+            raise new.damaged("columns", "at least one name", names)
+        if not all(kind is None or kind in KINDS for kind in kinds):
+            raise new.damaged("kinds", f"each one of {', '.join(KINDS)}", kinds)
+        out = cls(names, means)
+        out.kinds = dict(zip(names, kinds, strict=True))
+        out.inputs = FrameInputs.from_state(CATEGORIES, means, new["inputs"], new.path("inputs"))
+        return out
+
+
+def is_frame(X: object) -> bool:
+    """Whether this is a DataFrame of pandas, which is imported only where a user has done so."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(X, pandas.DataFrame)
+
+
+def as_pandas(X: Any) -> Any:
+    """A frame of Polars, Arrow or another library that narwhals reads as one of pandas; anything else as it is."""
+    if is_frame(X):  # scikit-learn reads sparse columns where all are, of numbers, and the one that is not stored is 0
+        sparse = {name: dtype for name, dtype in X.dtypes.items() if hasattr(dtype, "fill_value")}
+        full = len(sparse) < X.shape[1] or any(one.fill_value != 0 or one.kind == "b" for one in sparse.values())
+        return X.astype({name: dtype.subtype for name, dtype in sparse.items()}) if sparse and full else X
+    if not hasattr(type(X), "columns"):
+        return X
+    if hasattr(X, "collect"):
+        raise TypeError(f"X is a lazy frame, {type(X).__name__}: call its method collect first")
+    try:
+        import narwhals
+        import pandas  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f"X is a frame of {type(X).__module__}, which takes: pip install narwhals pandas") from error
+    frame = narwhals.from_native(X, eager_only=True, pass_through=True)
+    return frame.to_pandas() if isinstance(frame, narwhals.DataFrame) else X
+
+
+def all_numbers(frame: Any) -> bool:
+    """Whether each column has a numeric or boolean dtype."""
+    return all(dtype.kind in "biufc" for dtype in frame.dtypes)
+
+
+def check_numbers(frame: Any) -> None:
+    """Raise an error for a column that holds anything but numbers, for a model that has learned numbers alone."""
+    for name, series in frame.items():
+        if series.dtype.kind not in "biufc":
+            read_column(name, series, NUMBER)
+
+
+def in_order(frame: Any, names: Any) -> Any:
+    """The frame with its columns in this order, where it has exactly these; else as it is."""
+    here = list(frame.columns)
+    same = names is None or here == list(names) or len(here) != len(names) or set(here) != set(names)
+    return frame if same else frame[list(names)]
+
+
+def read_column(name: str, series: Any, known: str | None) -> tuple[str | None, Column]:
+    """What a column holds, None if all is missing, and its cells; an error where it held something else before.
+
+    A column that held texts or categories is read as it was first, whichever of both its dtype is now, and may have
+    numbers among its objects.
+    """
+    kind = kind_of(name, series, known)
+    column = column_of(series, known == CATEGORY or (kind == CATEGORY and known is None))
+    infinite = np.flatnonzero(np.isinf(column.numbers))
+    if len(infinite):
+        float(series.iloc[infinite[0]])  # OverflowError of an integer that no float holds
+        raise ValueError(f"X[{name!r}] must be finite, got {column.numbers[infinite[0]]}")
+    if None not in (kind, known) and kind != known and not {kind, known} <= {TEXT, CATEGORY}:
+        raise ValueError(
+            f"X[{name!r}] must hold {known}, as when it was first learned, got {kind} of dtype {series.dtype}: "
+            f"convert it, for example by X[{name!r}].astype"
+        )
+    return kind, column
+
+
+def kind_of(name: str, series: Any, known: str | None) -> str | None:
+    """What a column holds, by its dtype or the types of its objects; None if all is missing."""
+    there = series[series.notna()]
+    if not len(there):
+        return None
+    if series.dtype.kind in "biufmM":
+        return DATE if series.dtype.kind == "M" else NUMBER
+    if series.dtype == "category":
+        return CATEGORY
+    kinds = set()
+    for of in set(map(type, there)):
+        if not issubclass(of, (str, date, time, timedelta, Real, Decimal, np.bool_)):
+            raise ValueError(f"X[{name!r}] must hold numbers, dates or texts, got {of.__name__}: convert or drop it")
+        kinds.add(TEXT if issubclass(of, str) else DATE if issubclass(of, date) else NUMBER)
+    if TEXT in kinds or known in (TEXT, CATEGORY):
+        return TEXT
+    if len(kinds) > 1:
+        raise ValueError(f"X[{name!r}] must hold numbers or dates, got both: convert it")
+    return kinds.pop()

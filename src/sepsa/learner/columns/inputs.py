@@ -1,0 +1,294 @@
+"""Columns of a table as inputs of a learner: numbers as they are, dates in parts, texts as indicators and target means.
+
+An input enters at the row that first needs it. A text gets an indicator: one of the first `AT_ONCE` of a column with
+its first row, a further one with its second, so that a column of identifiers costs no more than that. A column with
+more than `categories` indicators gets the running mean of the target of each text (`columns.levels`) as well.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sepsa.learner.columns.cells import DECORATED, NUMBER, date_formats, number_cure
+from sepsa.learner.columns.levels import SLOTS, LevelMeans, keys_of
+from sepsa.learner.columns.reader import Column
+from sepsa.learner.growth import NewInput
+from sepsa.learner.memory.parts import Floats
+from sepsa.states import schema
+
+AT_ONCE = 32
+IDENTIFIERS = 128  # rows that tell a column of identifiers; half of them where they come in one call
+CLASS_MEANS = 4  # classes of which a column has means
+MOST_INPUTS = 2000  # a learner's state grows as their square
+MOST_TEXT_INPUTS = 1000
+NOTHING = ""  # the only input, always 0, of a table whose first row has no value
+DATE_PARTS = ("days", "month", "weekday", "hour")
+
+
+class Candidate(NamedTuple):
+    """A new input that enters unless there are too many; `text` is the text of `column` that it indicates."""
+
+    row: int
+    rank: int  # of its column, which orders inputs of one row
+    name: str
+    mean: float
+    scale: float
+    column: str | None = None
+    text: str | None = None
+
+
+class Inputs:
+    """The learner's inputs by name, and the columns and texts that they encode."""
+
+    drop, numbers, dates = "--drop it", "{}", "give --date-format {}"  # in warnings
+    mixed = "give --na-values {} if that is a missing value, or --categorical {} if all are names"
+    tells_dates = True
+
+    def __init__(self, categories: int, means: int = 1) -> None:
+        self.categories, self.means = categories, means  # of how many targets a column has means
+        self.names: dict[str, int] = {}
+        self.indicators: set[str] = set()  # inputs that are 0 or 1
+        self.texts: dict[str, dict[str, str]] = {}  # for each column: text to the name of its input
+        self.text_rows: dict[str, int] = {}  # for each column: the number of rows that had a text
+        self.levels: dict[str, LevelMeans] = {}  # of columns with more than `AT_ONCE` texts
+        self.warned: set[str] = set()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "names": list(self.names),
+            "indicators": sorted(self.indicators),
+            "texts": {column: dict(texts) for column, texts in self.texts.items()},
+            "text_rows": dict(sorted(self.text_rows.items())),
+            "warned": sorted(self.warned),
+            "levels": {column: levels.state_dict() for column, levels in sorted(self.levels.items())},
+        }
+
+    @classmethod
+    def from_state(cls, categories: int, means: int, state: Any, entry: str = "state['inputs']") -> Inputs:
+        """Inputs that continue from the result of `state_dict`; ValueError where that is damaged."""
+        out = cls(categories, means)
+        new = schema.read(entry, state, set(out.state_dict()))
+        out.names = {name: i for i, name in enumerate(new.texts("names"))}
+        out.indicators, out.warned = set(new.texts("indicators")), set(new.texts("warned"))
+        texts, text_rows, levels = (new.mapping(key) for key in ("texts", "text_rows", "levels"))
+        for column in texts.values:
+            of = texts.mapping(column).values
+            wanted = {text: f"{column}={text}" for text in of if type(text) is str}
+            if dict(of) != wanted or len(of) > categories:
+                raise texts.damaged(column, f"the inputs of at most {categories} texts", schema.brief(of))
+            out.texts[column] = wanted
+        named = {name for of in out.texts.values() for name in of.values()}
+        if not out.indicators <= named | {NOTHING} or not named <= out.indicators <= set(out.names):
+            raise ValueError(f"{entry} must have an input for each text, and a text for each indicator")
+        out.text_rows = {column: text_rows.integer(column) for column in text_rows.values}
+        many = {name for name, texts in out.texts.items() if len(texts) > AT_ONCE}
+        if not many <= set(levels.values) <= set(out.text_rows):
+            raise new.damaged("levels", "a dict of the columns with many texts", schema.brief(new["levels"]))
+        for column in levels.values:
+            out.levels[column] = LevelMeans.from_state(means, levels.path(column), levels[column])
+        return out
+
+    def add(self, columns: Mapping[str, Column]) -> tuple[list[NewInput], list[str]]:
+        """Add inputs for values that these rows hold for the first time; returns them, in order, and warnings."""
+        candidates: list[Candidate] = []
+        warnings: list[tuple[int, str]] = []
+        for rank, (name, column) in enumerate(columns.items()):
+            before = next(iter(self.texts.get(name, ())), "")
+            for of, values in numbers_of(name, column).items():
+                if of in self.names or not len(rows := np.flatnonzero(~np.isnan(values))):
+                    continue
+                candidates.append(Candidate(int(rows[0]), rank, of, float(values[rows[0]]), 0.0))
+                if self.tells_dates and of == date_names(name)[0]:
+                    said = f"column {name!r} holds dates: they become {', '.join(DATE_PARTS)}"
+                    warnings.append((int(rows[0]), said))
+            if column.codes is not None:
+                self._add_texts(name, rank, column, candidates, warnings)
+            if self.mixed:
+                self._look_for_mixed(name, column, before, warnings)
+        if not self.names and not any(candidate.row == 0 for candidate in candidates):
+            candidates.append(Candidate(0, -1, NOTHING, 0.0, 1.0))
+        new = []
+        texts = sum(len(known) for known in self.texts.values())
+        for row, _, name, mean, scale, column_name, text in sorted(candidates, key=lambda c: c[:2]):
+            if name in self.names:
+                continue
+            if len(self.names) >= MOST_INPUTS or (scale == 1.0 and texts >= MOST_TEXT_INPUTS):
+                said = f"there are too many inputs: {name!r} and all that are new are left out"
+                self._warn("too many", row, warnings, said)
+                continue
+            self.names[name] = len(self.names)
+            if scale == 1.0:
+                self.indicators.add(name)
+            if column_name is not None and text is not None:
+                self.texts.setdefault(column_name, {})[text] = name
+                texts += 1
+            new.append(NewInput(row, name, mean, scale))
+        return new, [text for _, text in sorted(warnings)]
+
+    def mixed_columns(self) -> list[str]:
+        """The columns that have held texts beside numbers or dates."""
+        return [name for name in sorted(self.texts) if not self.names.keys().isdisjoint([name, *date_names(name)])]
+
+    def _look_for_mixed(self, name: str, column: Column, text: str, warnings: list[tuple[int, str]]) -> None:
+        """Warn of a column that holds texts beside numbers or dates; `text` is one of rows before, empty for none."""
+        if f"mixed {name}" in self.warned or not (text or column.is_text.any()):
+            return
+        values, row = column.is_time | ~np.isnan(column.numbers), -1
+        known = [of for of in (name, date_names(name)[0]) if of in self.names]
+        if not (known or values.any()):
+            return
+        dated = min(known, key=self.names.__getitem__) != name if known else column.is_time[values.argmax()]
+        if not text:
+            text, row = column.text(int(column.is_text.argmax())), int(column.is_text.argmax())
+        if not (date_formats(text) or looks_like_number(text)):  # which has its own warning
+            cure = self.mixed.format(shlex.quote(text[:40]), shlex.quote(name))
+            said = f"column {name!r} holds {'dates' if dated else 'numbers'} and texts, as {text[:40]!r}: {cure}"
+            self._warn(f"mixed {name}", row if known else max(row, int(values.argmax())), warnings, said)
+
+    def _add_texts(
+        self, name: str, rank: int, column: Column, candidates: list[Candidate], warnings: list[tuple[int, str]]
+    ) -> None:
+        """Add to `candidates` and `warnings` what the new texts of a column call for."""
+        assert column.codes is not None
+        known = self.texts.get(name, {})
+        there = np.flatnonzero(column.codes >= 0)
+        rows_before = self.text_rows.get(name, 0)
+        self.text_rows[name] = rows_before + len(there)
+        keys, room = keys_of(column.texts), self.categories - len(known)
+        at_once = min(AT_ONCE, self.categories) - len(known)
+        levels, owners = self.levels.get(name), dict[int, int]()  # of the slots that these rows take
+        named = set(known)
+        for row, code in zip(there.tolist(), column.codes[there].tolist(), strict=True):
+            text, slot = column.texts[code], keys[code] % SLOTS
+            owner = owners.get(slot, 0 if levels is None else int(levels.keys[slot]))
+            if text not in named:
+                if len(named) - len(known) < at_once or (owner == keys[code] and len(named) - len(known) < room):
+                    named.add(text)
+                    candidates.append(Candidate(row, rank, f"{name}={text}", 0.0, 1.0, name, text))
+                    self._look_at(name, text, row, warnings)
+                elif owner == keys[code]:
+                    candidates += [Candidate(row, rank, of, 0.0, 0.0) for of in mean_names(name, self.means)]
+                    said = f"column {name!r} has more than {self.categories} different texts: further ones share"
+                    self._warn(f"texts {name}", row, warnings, f"{said} one input, the mean of their targets so far")
+                    break
+                else:
+                    levels = self.levels.setdefault(name, LevelMeans(self.means, start=row))
+            if levels is not None and not owner:
+                owners[slot] = keys[code]
+        distinct = len(np.unique(column.codes[there]))
+        if rows_before:  # as far as it is known
+            stored = {*owners} if levels is None else {*owners, *np.flatnonzero(levels.keys).tolist()}
+            distinct = len(named) + len(stored - {key % SLOTS for key in keys_of(list(named))})
+        if distinct >= 0.98 * self.text_rows[name] and max(2 * len(there), self.text_rows[name]) >= IDENTIFIERS:
+            said = f"column {name!r} looks like an identifier, with another text in almost every row: {self.drop}?"
+            self._warn(f"identifier {name}", int(there[-1]), warnings, said)
+
+    def _look_at(self, name: str, text: str, row: int, warnings: list[tuple[int, str]]) -> None:
+        """Warn of texts that were probably meant as dates or numbers."""
+        if formats := date_formats(text):
+            said = f"column {name!r} looks like dates, as {text!r}, and is read as texts"
+            cure = f"{self.dates.format(' or '.join(map(repr, formats)))}, or {self.drop}"
+            self._warn(f"date {name}", row, warnings, f"{said}: {cure}")
+            self.warned |= {f"texts {name}", f"identifier {name}"}
+        if looks_like_number(text):
+            said = f"column {name!r} looks like a number, {text!r}, and is read as a text"
+            cure = number_cure(text)
+            cure = self.numbers.format(cure) if cure else "remove all but digits and the decimal mark"
+            self._warn(f"decimal {name}", row, warnings, f"{said}: {cure}")
+
+    def _warn(self, key: str, row: int, warnings: list[tuple[int, str]], said: str) -> None:
+        if key not in self.warned:
+            self.warned.add(key)
+            warnings.append((row, said))
+
+    def said_once(self, key: str, said: str) -> list[str]:
+        """This warning, where it has not been given yet."""
+        warnings: list[tuple[int, str]] = []
+        self._warn(key, 0, warnings, said)
+        return [text for _, text in warnings]
+
+    def learn_means(
+        self, X: Floats, columns: Mapping[str, Column], Y: Floats, new_inputs: Sequence[NewInput]
+    ) -> list[NewInput]:
+        """Write the means of texts before each row into X, and add targets Y (n, outputs) to them.
+
+        Returns the new inputs, of which those of means have the mean and the scale of the targets before their row.
+        """
+        new, rows_of = list(new_inputs), {each.name: (i, each.row) for i, each in enumerate(new_inputs)}
+        targets = np.pad(Y, ((0, 0), (0, max(0, self.means - Y.shape[1]))))
+        for name, levels in self.levels.items():
+            column = columns.get(name)
+            if column is None or column.codes is None:
+                continue
+            names, keys = mean_names(name, self.means), np.array([*keys_of(column.texts), 0], np.int64)[column.codes]
+            there = np.flatnonzero(keys)
+            there, levels.start = there[there >= levels.start], 0
+            _, entry = rows_of.get(names[0], (0, 0))
+            before, after = there[there < entry], there[there >= entry]
+            parts = [levels.learn(keys[before], targets[before])]
+            for of, mean, deviation in zip(names, *levels.scale(), strict=True):
+                if of in rows_of:
+                    i, row = rows_of[of]
+                    new[i] = NewInput(row, of, float(mean), 1 / float(deviation) if deviation > 0 else 0.0)
+            parts.append(levels.learn(keys[after], targets[after]))
+            if names[0] in self.names:
+                X[there[:, None], [self.names[of] for of in names]] = np.concatenate(parts)
+        return new
+
+    def encode(self, columns: Mapping[str, Column], rows: int) -> Floats:
+        """The inputs (rows, inputs) of these columns, NaN where a number is missing."""
+        X = np.full((rows, len(self.names)), math.nan)
+        X[:, [self.names[name] for name in self.indicators]] = 0.0
+        for name, column in columns.items():
+            for of, values in numbers_of(name, column).items():
+                if of in self.names:
+                    X[:, self.names[of]] = values
+            if column.codes is not None:
+                known = self.texts.get(name, {})
+                places = [self.names[known[text]] if text in known else -1 for text in column.texts]
+                at = np.array([*places, -1])[column.codes]
+                there = np.flatnonzero(at >= 0)
+                X[there, at[there]] = 1.0
+                means = mean_names(name, self.means)
+                if name in self.levels and means[0] in self.names:
+                    there = np.flatnonzero(column.codes >= 0)
+                    keys = np.array(keys_of(column.texts), np.int64)[column.codes[there]]
+                    X[there[:, None], [self.names[of] for of in means]] = self.levels[name].values(keys)
+        return X
+
+
+def looks_like_number(text: str) -> bool:
+    """Whether a text has digits and other marks as a number; "1" itself is a name, in a column of categories."""
+    return not NUMBER.fullmatch(text.strip()) and bool(number_cure(text) or DECORATED.fullmatch(text))
+
+
+def mean_names(column: str, means: int) -> list[str]:
+    """The names of the inputs that hold the means of a column's texts."""
+    return [f"{column}:mean"] if means == 1 else [f"{column}:mean {k}" for k in range(means)]
+
+
+def numbers_of(name: Any, column: Column) -> dict[Any, Floats]:
+    """The numbers of a column by the names of their inputs: its cells that are numbers, and the parts of its dates."""
+    parts = [] if column.times is None else zip(date_names(name), date_parts(column.times).T, strict=True)
+    return {name: column.numbers, **dict(parts)}
+
+
+def date_names(name: Any) -> list[str]:
+    """The names of the inputs that hold the parts of a date."""
+    return [f"{name}:{part}" for part in DATE_PARTS]
+
+
+def date_parts(seconds: Floats) -> Floats:
+    """Days since 1970, month, weekday and hour (n, 4) of each time, NaN for NaN."""
+    out = np.full((len(seconds), 4), math.nan)
+    there = np.flatnonzero(np.isfinite(seconds))
+    times = seconds[there]
+    days = np.floor(times / 86400)
+    months = days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12 + 1
+    out[there] = np.stack([times / 86400, months, (days + 3) % 7, (times - 86400 * days) / 3600], 1)
+    return out

@@ -1,0 +1,3 @@
+"""The engine: a body with a linear head that learns rows of numbers, compiled."""
+
+from sepsa.learner.engine.compiled import Engine as Engine

@@ -1,0 +1,197 @@
+"""Saved states of the compiled engine, by the names of experts and parts.
+
+What is saved of a part, and what is checked, follows
+from its declaration (`sepsa.learner.memory.memory`). Growth is here as well: it reads one state and writes another.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from sepsa.learner.engine.core import Core, Form, body_weights, started
+from sepsa.learner.engine.options import ACTIVATIONS
+from sepsa.learner.experts import EXPERTS, trees
+from sepsa.learner.experts.frame import OPTIONS
+from sepsa.learner.experts.tree_parts import MEMORY, room_for, window
+from sepsa.learner.memory.memory import SHAPES, saved, shapes_of
+from sepsa.states import schema
+from sepsa.states.plain import generator_state, read_generator
+
+MOST_TREES = 1000
+
+
+def settings(core: Core) -> dict[str, Any]:
+    """The network's form and the options of learning, which a state that is loaded must share."""
+    form, own = core.form, core.form.settings
+    return {
+        "hidden": list(form.hidden),
+        "heads": form.heads,
+        "loss": "huber" if own["robust"] else "squared",
+        "classes": bool(own["classes"]),
+        "activation": next(name for name, code in ACTIVATIONS.items() if code == own["activation"]),
+        "standardize": bool(own["standardize"]),
+        "batch": own["batch"],
+        "options": list(core.options.item()),
+    }
+
+
+def state_dict(core: Core) -> dict[str, Any]:
+    """The state as plain data: that of the network, and by their names those of the experts."""
+    sizes = {"inputs": core.form.inputs, "outputs": core.form.outputs}
+    network = {
+        "settings": settings(core),
+        **sizes,
+        "arrays": network_arrays(core),
+        "generator": generator_state(core.rng),
+    }
+    return {**sizes, "network": network, **experts_and_mixture(core)} if core.form.mixed else network
+
+
+def network_arrays(core: Core) -> dict[str, Any]:
+    """The parts of the network and of its heads, whose number is a part of the name, as vectors."""
+    arrays = core.memory.save("network")
+    for h in range(len(core.form.heads)):
+        arrays |= {f"{name}{h}": array for name, array in core.memory.save("heads", h).items()}
+    return {name: array.ravel() for name, array in arrays.items()}
+
+
+def experts_and_mixture(core: Core) -> dict[str, Any]:
+    """The parts of the experts other than the network, and of their mixture."""
+    return {
+        "experts": {expert.name: core.memory.save(expert.name, whole=False) for expert in core.form.experts[1:]},
+        "mixture": {"experts": core.names} | core.memory.save("mixture"),
+    }
+
+
+# ---------------------------------------------------------------------- loading
+
+
+def loaded(core: Core, state: Any, entry: str) -> Core:
+    """An engine like this one in a saved state; a ValueError names the wrong entry."""
+    if not core.form.mixed:
+        return load_network(core, state, entry, {})
+    new = schema.read(entry, state, {"inputs", "outputs", "network", "experts", "mixture"})
+    other = load_network(core, new["network"], new.path("network"), sizes_of(new["experts"], new.path("experts")))
+    new.equal("inputs", other.form.inputs)
+    new.equal("outputs", other.form.outputs)
+    load_experts(other, new["experts"], new.path("experts"))
+    load_mixture(other, new["mixture"], new.path("mixture"))
+    return other
+
+
+def load_network(core: Core, state: Any, entry: str, sizes: dict[str, int]) -> Core:
+    """An engine like this one, with the network in a saved state and all other experts at their start."""
+    new = schema.read(entry, state, {"settings", "inputs", "outputs", "arrays", "generator"})
+    wanted = settings(core)
+    own = new.entries("settings", set(wanted))
+    for name, value in wanted.items():
+        own.equal(name, value)
+    form = core.form.with_settings(**sizes)
+    other = core.of_form(form._replace(inputs=new.integer("inputs", 1), outputs=new.integer("outputs", 1)))
+    load_arrays(other, new["arrays"], new.path("arrays"))
+    other.rng = read_generator(new.path("generator"), new["generator"])
+    return other
+
+
+def load_arrays(core: Core, state: Any, entry: str) -> None:
+    """Load what `network_arrays` returned."""
+    arrays = schema.read(entry, state, set(network_arrays(core)))
+    core.memory.load(arrays, "network", flat=True)
+    for h in range(len(core.form.heads)):
+        core.memory.load(arrays, "heads", h, f"{{}}{h}", flat=True)
+
+
+def sizes_of(states: Any, entry: str) -> dict[str, int]:
+    """The number of saved trees, and the rows for which they have room; none where the state does not say."""
+    own = states.get("trees") if isinstance(states, dict) else None
+    if not isinstance(own, dict):
+        return {}
+    shapes = shapes_of(trees.EXPERT.group, schema.Entries(f"{entry}['trees']", own))
+    shape, _ = shapes.get("LEAF_OF_ROW", (getattr(own.get("LEAF_OF_ROW"), "shape", ()), ()))
+    known = len(shape) == 2 and 0 < shape[0] < MOST_TREES and 0 < shape[1] <= MEMORY
+    return {"trees": shape[0], "room": shape[1]} if known else {}
+
+
+def load_experts(core: Core, state: Any, entry: str) -> None:
+    """Load the experts other than the network."""
+    names = [expert.name for expert in core.form.experts[1:]]
+    experts = schema.read(entry, state, set(names))
+    for name in names:
+        own = schema.read(experts.path(name), experts[name], set(core.memory.names(name)), optional={SHAPES})
+        core.memory.load(own, name)
+
+
+def load_mixture(core: Core, state: Any, entry: str) -> None:
+    """Load the weights of the experts."""
+    new = schema.read(entry, state, {"experts", *core.memory.names("mixture")})
+    new.equal("experts", core.names)
+    core.memory.load(new, "mixture")
+
+
+# ---------------------------------------------------------------------- pickles
+
+
+def pickled(core: Core) -> dict[str, Any]:
+    """What a pickle holds: what makes an engine of the same form, with the models themselves, and its state."""
+    own = core.form._asdict()
+    own = {name: own[name] for name in ("inputs", "outputs", "hidden", "heads", "settings")}
+    own |= {"max_rows": core.form.most_rows, "options": saved(core.options), "mixed": core.form.mixed}
+    own |= {"table": [expert.name for expert in core.form.table]}
+    own |= {"generator": core.rng, "network": network_arrays(core)}
+    return own | (experts_and_mixture(core) if core.form.mixed else {})
+
+
+def unpickled(state: dict[str, Any]) -> Core:
+    """The engine of which `pickled` returned this; a pickle of another development version is refused."""
+    of_form = ("inputs", "outputs", "hidden", "heads", "settings", "mixed")
+    more = {"experts", "mixture"} if state.get("mixed") else set[str]()
+    others = {"max_rows", "options", "table", "generator", "network"}
+    schema.read("the pickle", state, {*of_form, *others, *more})
+    own = {name: state[name] for name in of_form}
+    table = tuple(expert for expert in EXPERTS if expert.name in state["table"])
+    form = Form(**own, most_rows=state["max_rows"], table=table)
+    options = np.array(tuple(state["options"].tolist()), OPTIONS.dtype)
+    core = started(form, options, state["generator"])
+    load_arrays(core, {name: array.ravel() for name, array in state["network"].items()}, "network")
+    if form.mixed:
+        load_experts(core, state["experts"], "experts")
+        load_mixture(core, state["mixture"], "mixture")
+    return core
+
+
+# ---------------------------------------------------------------------- growth
+
+
+def grown(core: Core, inputs: int, outputs: int) -> Core:
+    """The engine with more inputs or outputs, which were zero in all rows so far; a tree in growth begins anew."""
+    form = core.form._replace(inputs=inputs, outputs=outputs)
+    if form.mixed:  # the same room, or less where memory is limited
+        most = room_for(form.most_rows, inputs, form.most_rows)
+        form = form.with_settings(room=min(form.settings["room"], most))
+    other = core.of_form(form)
+    other.memory.grow(core.memory)
+    width = sum(form.hidden[:1])
+    cut, end = core.form.inputs * width, inputs * width  # the first layer's weights, input by input
+    other.memory("THETA", "network")[cut:end] = body_weights(other.rng, form.settings, end - cut, inputs)
+    return other
+
+
+def roomier(core: Core, rows: int) -> Core:
+    """The engine with room for so many further rows, unless there is as much as there may be, in the same state.
+
+    A tree begins anew if all places are taken.
+    """
+    if not core.form.mixed:
+        core.spare = sys.maxsize
+        return core
+    form, stored = core.form, int(core.memory("STORED", "trees")["rows"])
+    room, most = (room_for(needed, form.inputs, form.most_rows) for needed in (stored + rows, sys.maxsize))
+    other = core
+    if room > form.settings["room"]:
+        other = core.of_form(form.with_settings(room=room))
+        other.memory.grow(core.memory, in_order=stored == form.settings["room"])
+    other.spare = window(room) - stored - rows if room < most else sys.maxsize
+    return other

@@ -1,0 +1,196 @@
+"""The parameters of scikit-learn's estimators and of River's models, each declared and described once."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, fields
+from difflib import get_close_matches
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from sepsa.learner.engine.options import body_of
+from sepsa.validation import at_least
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    import numpy as np
+
+
+# Options that River's users and scikit-learn's users know by different names.
+PAIRS = (("hidden", "hidden_layer_sizes"), ("lr", "learning_rate"), ("seed", "random_state"))
+
+
+@cache
+def descriptions() -> dict[str, dict[str, str]]:
+    """The docstring below each field of the classes in this file; none where there is no source."""
+    found: dict[str, dict[str, str]] = {}
+    with suppress(OSError):
+        classes = [node for node in ast.parse(Path(__file__).read_text("utf-8")).body if isinstance(node, ast.ClassDef)]
+        for node in classes:
+            pairs: Any = [pair for pair in pairwise(node.body) if isinstance(pair[0], ast.AnnAssign)]
+            texts = {a.target.id: ast.literal_eval(b.value) for a, b in pairs if isinstance(b, ast.Expr)}
+            found[node.name] = {name: " ".join(text.split()) for name, text in texts.items()}
+    return found
+
+
+class NamedOptions:
+    """A base of dataclasses whose error for an unknown option names the class and the closest option.
+
+    `help` of a class below them describes the options as the fields do.
+    """
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        doc = inspect.cleandoc(cls.__doc__ or "")
+        if not doc or "\nArgs:\n" in doc or cls.__module__ == __name__:
+            return
+        texts = {
+            name: text for base in cls.__mro__[::-1] for name, text in descriptions().get(base.__name__, {}).items()
+        }
+        lines = [f"{name}: {texts[name]}" for names in names_of(cls) for name in names if name in texts]
+        args = "Args:\n" + "\n".join(
+            textwrap.fill(line, 112, initial_indent=" " * 4, subsequent_indent=" " * 8) for line in lines
+        )
+        parts = re.split(r"\n\n(?=(?:Attributes|See also|Examples):\n)", doc, maxsplit=1)
+        cls.__doc__ = "\n\n".join([parts[0], args, *parts[1:]])
+
+    if not TYPE_CHECKING:  # type checkers and editors see the constructor of the dataclass
+
+        def __new__(cls, *values: Any, **options: Any) -> Self:
+            ordered, named = names_of(cls)
+            known = [*ordered, *named]
+            if len(values) > len(ordered):
+                raise TypeError(
+                    f"{cls.__name__} takes {' and '.join(ordered)} by position, others by name: got {values!r}"
+                )
+            for name in options:
+                if name not in known:
+                    same = [option for pair in PAIRS if name in pair for option in pair if option in known]
+                    longer = [option for option in known if option.startswith(name)]
+                    closest = same or longer or get_close_matches(name, known, n=1, cutoff=0.4)
+                    cure = f"did you mean {closest[0]!r}?" if closest else f"its options are {', '.join(known)}"
+                    raise TypeError(f"{cls.__name__} has no option {name!r}: {cure}")
+            return super().__new__(cls)
+
+
+def names_of(cls: Any) -> tuple[list[str], list[str]]:
+    """The names of a dataclass's fields that are given by position, and by name alone."""
+    ordered = [field.name for field in fields(cls) if not field.kw_only]
+    return ordered, [field.name for field in fields(cls) if field.kw_only]
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class LearnerOptions(NamedOptions):
+    """The parameters that all learners of rows share."""
+
+    optimizer: Literal["auto", "adam"] = "auto"
+    """The body's: "adam", or "auto" for Adam without momentum where single rows are learned."""
+
+    weight_decay: float = 0.0
+    """The body's weight decay."""
+
+    ridge: float | Literal["auto"] = 10.0
+    """The head's ridge; 10 has the weight of ten rows of unit features. "auto": rows learned in order also try 1 and
+    100."""
+
+    forgetting: float | Literal["auto"] = "auto"
+    """The head's forgetting factor in (0, 1]; below 1 it follows drift. It acts once a row, in `fit` once a mini-batch.
+    "auto": several heads, mixed by their recent errors; 0.98 in `fit`."""
+
+    loss: Literal["huber", "squared", "squared_error"] = "huber"
+    """"huber" bounds the influence of an outlier, which what more than one row in fifty has is not; "squared", in
+    scikit-learn's words "squared_error", does not, nor does `fit` where weights differ more than tenfold."""
+
+    body: Literal["auto", "fourier", "experts"] = "auto"
+    """"experts" for neighbours, trees, products of inputs, the last target and others beside the network, weighted by
+    their recent errors; "fourier" for the network alone, which learns a stream about three times as fast. "auto":
+    "experts", except without hidden layers."""
+
+    max_rows: int = 16384
+    """The last rows that the trees among the experts keep, at one byte for each input and about 120 more."""
+
+
+@dataclass(eq=False, repr=False)
+class Options(LearnerOptions):
+    """The parameters of the regressor, and of the classifier but one; `fit` and `partial_fit` check them."""
+
+    hidden_layer_sizes: int | Sequence[int] | Literal["auto"] = "auto"
+    """Widths of the hidden layers; () for a linear model. "auto": (50, 50) for `fit`, 64 for `partial_fit`."""
+
+    activation: str = "auto"
+    """"fourier", "gelu", "relu" or "identity". "auto": "gelu" for `fit`, "fourier" for
+    `partial_fit`."""
+
+    _: KW_ONLY
+    learning_rate: float | Literal["auto"] = "auto"
+    """The body's. "auto": 3e-3 for `partial_fit`; for `fit` it falls from 1e-2 to 0."""
+
+    batch_size: int | Literal["auto"] = "auto"
+    """Rows per step. "auto": 1 in `partial_fit`, mini-batches in `fit`."""
+
+    max_iter: int = 400
+    """The largest number of passes of `fit`; large tables get fewer."""
+
+    early_stopping: bool = True
+    """Whether `fit` chooses the number of passes by rows left out."""
+
+    random_state: int | np.random.RandomState | None = None
+    """Seed or generator of the body's initial weights and of the shuffling."""
+
+    verbose: int = 0
+    """1 to print the passes of `fit` and their errors, 0 for nothing."""
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class ClassifierOptions(Options):
+    """The parameters of the classifier."""
+
+    class_weight: dict[Any, float] | Literal["balanced"] | None = None
+    """Dict of the weight of each class, 1 for classes that it does not have; "balanced" for `fit` alone."""
+
+
+@dataclass(eq=False, repr=False)
+class RiverOptions(LearnerOptions):
+    """The parameters of River's models, which check them."""
+
+    hidden: Sequence[int] = (64,)
+    """Widths of the hidden layers; () for a linear model."""
+
+    activation: str = "fourier"
+    """"fourier" (random features, trained), "gelu", "relu" or "identity"."""
+
+    _: KW_ONLY
+    lr: float = 3e-3
+    """The body's learning rate."""
+
+    missing: Literal["auto", "mean", "zero"] = "auto"
+    """What a missing feature means: its "mean", the number "zero", or "auto" to decide for each feature."""
+
+    max_features: int = 256
+    """The most features that are learned; the cost grows with its square. Later ones are ignored, with a warning."""
+
+    skip: bool = True
+    """Whether the head sees the inputs beside the hidden units."""
+
+    seed: int | None = None
+    """Seed of the body's initial weights; None for a random one."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.hidden, Sequence):
+            raise TypeError(f"hidden must be a sequence of widths such as (50,), got {self.hidden!r}")
+        self.hidden = self.hidden or []  # River reads a tuple as a class with its parameters, and fails at an empty one
+        self.max_features = at_least("max_features", self.max_features, 1)
+
+    def of_learner(self) -> dict[str, Any]:
+        """The options of a `StreamLearner`."""
+        own = ("max_features", "body")
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in own}
+        return values | {"experts": body_of(self.body, self.hidden) == "experts"}

@@ -1,0 +1,77 @@
+"""Several learners behind the interface of one: the mean of their predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sepsa.learner.engine import Engine
+from sepsa.learner.learner import StreamLearner
+from sepsa.learner.memory.parts import Floats
+from sepsa.states import schema
+
+LARGEST_INFLATION = 1e6
+
+
+class Committee:
+    """The mean of several learners; each learns every row that the committee learns.
+
+    An error in `learn` or `grow` may leave some members with the rows and others without: let a copy learn, which
+    costs as much as a row.
+    `inflation` is the factor c in the variance σ² (1 + c φᵀBφ) of a target (`sepsa.learner.table_fit.batch_fit`).
+    """
+
+    def __init__(self, members: list[StreamLearner], inflation: int = 1) -> None:
+        self.members, self.inflation = members, inflation
+        for member in members:
+            member.engine.set_inflation(inflation)
+
+    @property
+    def engine(self) -> Engine:
+        """The first member's."""
+        return self.members[0].engine
+
+    def learn(self, X: Floats, Y: Floats, weight: Floats | None = None) -> Floats:
+        """Learn rows in order; returns the predictions (n, outputs) made before."""
+        return np.mean([member.learn(X, Y, weight) for member in self.members], axis=0)
+
+    def predict(self, X: Floats) -> Floats:
+        """The predictions (n, outputs)."""
+        return np.mean([member.predict(X) for member in self.members], axis=0)
+
+    def predict_with_leverage(self, X: Floats) -> tuple[Floats, Floats]:
+        """The predictions (n, outputs) and c φᵀBφ (n,)."""
+        parts = [member.predict_with_leverage(X) for member in self.members]
+        mean, leverage = (np.mean(part, axis=0) for part in zip(*parts, strict=True))
+        return mean, self.inflation * leverage
+
+    def noise_variance(self) -> Floats:
+        """The variance (outputs,) of targets about predictions."""
+        return np.mean([member.noise_variance() for member in self.members], axis=0)
+
+    def grow(self, new_inputs: Sequence[Sequence[float]], outputs: int) -> None:
+        """Add inputs and outputs as `StreamLearner.grow` does."""
+        for member in self.members:
+            member.grow(new_inputs, outputs)
+
+    def copy(self) -> Committee:
+        """Another committee in the same state."""
+        return Committee([member.copy() for member in self.members], self.inflation)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as plain data; a committee that loads it continues bit for bit."""
+        states = [member.state_dict() for member in self.members]
+        return {"inflation": self.inflation, "count": len(states), "members": states}
+
+    def load_state_dict(self, state_dict: dict[str, Any], entry: str = "state_dict") -> None:
+        """Continue from the result of `state_dict`, with its number of members; a ValueError changes nothing."""
+        new = schema.read(entry, state_dict, {"inflation", "count", "members"})
+        states = new.items("members", new.integer("count", 1))
+        inflation = round(new.number("inflation", 1.0, LARGEST_INFLATION))
+        members = [self.members[0].copy() for _ in states.values]
+        for i, member in enumerate(members):
+            member.load_state_dict(states[i], states.path(i))
+            member.engine.set_inflation(inflation)
+        self.members, self.inflation = members, inflation

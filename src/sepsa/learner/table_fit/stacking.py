@@ -1,0 +1,83 @@
+"""The mixture of experts after several passes: its weights by the answers to rows that the experts have not learned.
+
+In a stream the weights come from predictions made before each row (`experts.stack`). A table is learned in
+several passes, after which errors on its rows say nothing; so they come from learners that left out a fold each. The
+stack of a fold is fitted to the other folds, so that its losses compare with those of the experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sepsa.learner.arithmetic.candidates import relative_weight
+from sepsa.learner.experts.stack import FLOOR, PRIOR, RIDGE, STACK_FORGETTING, strength
+from sepsa.learner.learner import StreamLearner
+from sepsa.learner.memory.parts import Floats
+from sepsa.learner.rows import row_parts
+
+
+class Mixture(NamedTuple):
+    """What a mixture stores, by the names of its parts, the rows that it sums, and its predictions of rows left out."""
+
+    parts: dict[str, Floats]
+    evidence: float
+    predictions: Floats
+
+    @classmethod
+    def of(cls, learners: Sequence[StreamLearner], X: Any, Y: Floats, weight: Floats, folds: Sequence[int]) -> Mixture:
+        """The mixture of learners that left out one part of these rows each; `folds` are the lengths of the parts."""
+        engines: list[Any] = [learner.engine for learner in learners]  # those with experts
+        unit = np.sqrt(engines[0].memory("GAIN", "network"))
+        offset = np.repeat([learner.offset for learner in learners], folds, axis=0)
+        ends = np.cumsum(folds)[:-1]
+        parts = [
+            engine.answers(part)
+            for engine, rows in zip(engines, np.split(np.arange(len(Y)), ends), strict=True)
+            for _, part in row_parts(X[rows])
+        ]
+        answers, targets = np.concatenate(parts), (Y - offset) * unit
+        stored, evidence, mixed = mixture_of(answers, targets, weight, np.repeat(np.arange(len(folds)), folds))
+        return cls(stored, evidence, np.divide(mixed, unit, out=np.zeros_like(mixed), where=unit > 0) + offset)
+
+
+def mixture_of(answers: Floats, targets: Floats, weight: Floats, fold: Any) -> tuple[dict[str, Floats], float, Floats]:
+    """What a mixture stores, its evidence and its predictions (n, m), by answers (n, experts, m) and targets (n, m).
+
+    `fold` (n,) is the number of the fold of each row. The normal equations count as many rows as a stream remembers.
+    """
+    off, left = answers[:, 1:] - answers[:, :1], targets - answers[:, 0]
+    folds = range(int(fold.max()) + 1)
+    grams, moments = [], []
+    for k in folds:
+        mine, weights = off[fold == k], weight[fold == k]
+        grams.append(np.einsum("i,ijk,ilk->jl", weights, mine, mine, optimize=True))
+        moments.append(np.einsum("i,ijk,ik->j", weights, mine, left[fold == k], optimize=True))
+    gram, moment = np.sum(grams, 0), np.sum(moments, 0)
+    others = np.array([solved(gram - grams[k], moment - moments[k]) for k in folds])
+    stacked = answers[:, 0] + np.einsum("ijk,ij->ik", off, others[fold])
+    candidates = np.concatenate([answers, stacked[:, None]], 1)
+    losses = weight @ ((candidates - targets[:, None]) ** 2).sum(2)
+    evidence = float(weight.sum())
+    shares = weights_of(losses, evidence)
+    kept = min(1.0, 1 / ((1 - STACK_FORGETTING) * evidence))
+    stored = {"GRAM": kept * gram, "MOMENT": kept * moment, "STACK": solved(gram, moment)}
+    stored |= {"LOSS": losses, "WEIGHT": shares}
+    return stored, evidence, np.einsum("ijk,j->ik", candidates, shares)
+
+
+def solved(gram: Floats, moment: Floats) -> Floats:
+    """The weights of the stack, (gram + RIDGE·1)⁻¹ moment."""
+    return np.linalg.solve(gram + RIDGE * np.eye(len(moment)), moment).astype(np.float64)
+
+
+def weights_of(losses: Floats, evidence: float) -> Floats:
+    """The weights of experts and stack by their losses."""
+    least, power = losses.min(), strength(evidence)
+    priors = [0.0] + [PRIOR] * (len(losses) - 1)
+    pairs = zip(losses, priors, strict=True)
+    weights: Floats = np.array([relative_weight(loss, least, power, FLOOR, prior) for loss, prior in pairs])
+    weights /= weights.sum()
+    return weights

@@ -1,0 +1,437 @@
+"""`sepsa stream` and `sepsa predict`: a table in, predictions out, and a model that can be resumed after a crash.
+
+At a checkpoint the files of predictions and of quarantined rows are synced, and their sizes are saved with the model
+and the position in the table. A resumed run truncates both files to these sizes and continues at that row, so that in
+the end they equal, byte for byte, those of a run without interruption.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import difflib
+import io
+import itertools
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from sepsa.learner.columns.cells import read_cell
+from sepsa.shell.cells import RowBlock, TableError, TableReader
+from sepsa.shell.formats import open_table
+from sepsa.shell.inspection import column_names, load_model, spelled, write_report
+from sepsa.shell.model import BlockResult, Details, TableModel
+from sepsa.shell.options import NO_TARGET, DetailOptions, RunOptions
+from sepsa.shell.output import (
+    FAILED,
+    FINISHED,
+    INTERRUPTED,
+    MISUSED,
+    TERMINATED,
+    LeftOut,
+    Misuse,
+    Output,
+    Predictions,
+    RunningLine,
+    Signals,
+    error_of,
+    exit_code,
+    header_of,
+    say,
+)
+from sepsa.shell.reading import Reading, cure_of
+from sepsa.states.file import Header, lock
+from sepsa.states.objects import check_target, save_locked
+from sepsa.states.output import check_writable
+
+SHOWN_COLUMNS = 5  # unknown columns that are named
+IDLE = 10.0  # seconds without new rows after which a checkpoint is written
+
+
+class StreamRun:
+    """One run of `sepsa stream`: its model, table and files, and the rows since the last checkpoint."""
+
+    kind: ClassVar[str] = "sepsa stream"
+    new_model: ClassVar[Any] = TableModel
+
+    def __init__(self, options: Any, signals: Signals, held: contextlib.ExitStack) -> None:
+        self.options, self.signals = options, signals
+        place = options.quarantine or default_quarantine(options)
+        check_files(
+            {
+                "the table": options.source,
+                "--predictions": options.predictions,
+                "--quarantine": place,
+                "--checkpoint": options.checkpoint,
+                "--report": options.report,
+            }
+        )
+        if options.checkpoint is not None:
+            self.target = check_target(options.checkpoint)
+            held.enter_context(lock(self.target))
+        if options.report is not None:
+            check_writable(options.report)
+        if options.quarantine is not None and not options.quarantine.exists():  # `Output` opens one that is there
+            check_writable(options.quarantine)
+        position: dict[str, Any] = {}
+        if options.checkpoint is not None and options.checkpoint.exists():
+            self.model, position = self._resume(options.checkpoint)
+        else:
+            if not options.names_target():
+                raise Misuse(NO_TARGET)
+            with wrong_options():
+                self.model = self.new_model(**options.settings, **options.reading)
+        self.asked = self._details()
+        self.table = open_read(options.source, held, self.model, follow=options.follow, resume=position.get("table"))
+        self._check_columns()
+        self.position = position.get("table")
+        if position and not self.table.resumed:
+            say("this is another table than the checkpoint's: learning goes on with it, from its first row")
+            self.position = None
+            self._warn_of_columns()
+        self.predictions = self._open_predictions(position.get("predictions"))
+        held.callback(self.predictions.output.close)
+        self.quarantine = Output(place, "line,reason,text\n", position.get("quarantine"), lazy=True)
+        held.callback(self.quarantine.close)
+        self.saved_at = time.monotonic()
+        self.unchecked = not self.table.resumed  # whether it is a table of which no row was read
+        self.started = False  # whether a row was read
+        self.unsaved = 0  # rows
+        self.left_out = LeftOut()
+        self.line = RunningLine(self.model, self.table.share)
+
+    def run(self) -> int:
+        """Learn the table; returns the exit code."""
+        reason = None
+        self.signals.at_work = True
+        try:
+            for block in self.table.blocks():
+                if block is None:
+                    self._idle()
+                else:
+                    self._learn_block(block)
+                if self.signals.code:
+                    break
+        except TableError as error:  # the rows before it are kept
+            reason = str(error)
+        self.line.end()
+        seconds = time.monotonic() - self.line.started
+        code = self.signals.code if reason is None else FAILED
+        if reason is not None:
+            say(reason)
+        self.save()
+        if self.model.trace.rows:
+            self._finish()
+        return self._summary(code, seconds)
+
+    def _resume(self, path: Path) -> tuple[Any, dict[str, Any]]:
+        """The model of the checkpoint and its position; the options must be those it was made with."""
+        model, header = load_read(path, self.kind, self.options.reading)
+        own = model.get_params()
+        for name, value in self.options.settings.items():
+            if value != own[name]:
+                raise Misuse(
+                    f"{path} was made with --{name.replace('_', '-')} {spelled(own[name])}, "
+                    f"got {spelled(value)}: leave the option out, or give another --checkpoint"
+                )
+        return model, header.position if isinstance(header.position, dict) else {}
+
+    def _details(self) -> Details | None:
+        return check_details(self.options, self.model)
+
+    def _check_columns(self) -> None:
+        """Set which columns the reader drops and reads as texts; refuse names that the table does not have."""
+        model, names = self.model, (*self.model.categorical, *[self.model.target] * self.model.classify)
+        self.table.drop, self.table.categorical = frozenset(model.drop), frozenset(names)
+        if model.target in model.drop:
+            raise Misuse(f"--drop must leave the target in the table, got {model.target!r} for both")
+        check_names(self.table, {"target": (model.target,), "drop": model.drop, "categorical": model.categorical})
+
+    def _finish(self) -> None:
+        """Write the report, if it was asked for."""
+        if self.options.report is not None:
+            self.quarantine.flush()
+            write_report(self.options.report, name_of(self.options.source), self.model, self.quarantine.path)
+
+    def _check_first(self, block: RowBlock) -> None:
+        """Raise an error if the first rows show that the table is not read rightly."""
+        check_first_target(block, self.model, self.model.target, "add --classify")
+        check_kinds(block, self.model)
+
+    def _warn_of_columns(self) -> None:
+        if self.table.names is not None and self.model.trace.rows:
+            warn_of_columns(self.table.names, self.model, becomes="learned from here on")
+
+    def _open_predictions(self, recorded: Any) -> Predictions:
+        return Predictions(self.options.predictions, header_of(self.asked), self.options.digits, recorded)
+
+    def _learn_block(self, block: RowBlock) -> None:
+        if len(block) and (self.unchecked or not self.model.trace.rows):
+            self._check_first(block)
+            self.unchecked = False
+        if len(block) and not self.started:  # the seconds of a row do not have those of the start
+            self.line.start()
+            self.started = True
+        result = self.model.learn(block, self.asked)
+        self.position = self._position(block)
+        for text in result.warnings:
+            self.line.say(text)
+        self._write(result)
+        self.unsaved += len(result.lines) + len(result.bad)
+        if self.unsaved >= self.options.save_every:
+            self.save()
+        self.line.show()
+
+    def _position(self, block: RowBlock) -> Any:
+        """Where a resumed run continues after this block."""
+        return block.position
+
+    def _write(self, result: BlockResult) -> None:
+        self.predictions.write(result)
+        if result.bad:
+            text = io.StringIO()
+            csv.writer(text, lineterminator="\n").writerows(result.bad)
+            self.quarantine.write(text.getvalue().replace("\0", "\\0"))
+        self.left_out.add(result, "quarantined", self.line.say)
+
+    def _idle(self) -> None:
+        self.predictions.output.flush()
+        if self.unsaved and time.monotonic() - self.saved_at > IDLE:
+            self.save()
+        self.line.show()
+
+    def save(self) -> None:
+        """Sync the files, then write a checkpoint, if there is one to write."""
+        path = self.options.checkpoint
+        sizes = {
+            name: [str(output.path), output.sync()]
+            for name, output in (("predictions", self.predictions.output), ("quarantine", self.quarantine))
+        }
+        if path is not None and (self.unsaved or not path.exists()):
+            position = {"table": self.position, **sizes}
+            save_locked(self.model, self.target, position, self.options.keep, self.options.force)
+        self.unsaved, self.saved_at = 0, time.monotonic()
+
+    def _summary(self, code: int, seconds: float) -> int:
+        model, rows = self.model, self.model.trace.rows
+        new, lost = rows - self.line.rows, self.left_out.lost
+        kept = str(self.quarantine.path) != os.devnull
+        where = "" if not lost else f", {lost} quarantined in {self.quarantine.path}" if kept else f", {lost} left out"
+        if not new and not lost and code == FINISHED:
+            if self.table.resumed:
+                say(f"no new rows behind the {rows} that the checkpoint has learned")
+                return FINISHED
+            say(f"{name_of(self.options.source)} holds no rows")
+            return MISUSED
+        if not rows and code == FINISHED:
+            say(f"none of {lost} rows could be used{where}")
+            return self.left_out.exit_code(FAILED)
+        if not rows:
+            return code
+        share = model.bounded if isinstance(model, TableModel) else 0.0
+        bounded = f", {share:.2%} bounded as outliers" if share else ""
+        since = "" if new == rows else f" ({new} now)"
+        say(
+            f"{rows} rows{since}, {error_of(model)}, each predicted before it was learned{bounded}{where}"
+            f"; {new / max(seconds, 1e-9):,.0f} rows a second"
+        )
+        if code in (INTERRUPTED, TERMINATED):
+            how = "and saved; the same command goes on from there" if self.options.checkpoint else "and not saved"
+            say(f"stopped behind row {rows + model.quarantined} {how}")
+        options = self.options
+        files = {
+            "the predictions": options.predictions or "standard output",
+            "the bad rows": self.quarantine.path if lost and kept else None,
+            "the model": options.checkpoint,
+            "the report": options.report,
+        }
+        written = [f"{what} to {path}" for what, path in files.items() if path is not None]
+        say("written: " + ", ".join(written) + ("; the model is not saved" if options.checkpoint is None else ""))
+        return self.left_out.exit_code(code)
+
+
+def stream(options: RunOptions, kind: type[StreamRun] = StreamRun) -> int:
+    """Learn a table as it comes, by a run of this kind; returns the exit code, after all messages."""
+    with contextlib.ExitStack() as held:
+        signals = held.enter_context(Signals())
+        return exit_code(lambda: kind(options, signals, held).run())
+
+
+def load_read(path: Path, kind: str, given: Mapping[str, Any]) -> tuple[Any, Header]:
+    """A saved model, with the settings of reading that it was saved with where they are not given now."""
+    with wrong_options():
+        Reading(**given)
+    model, header = load_model(path, kind)
+    with wrong_options():
+        model.reading = replace(model.reading, **given)
+    return model, header
+
+
+def open_read(source: Path | None, held: contextlib.ExitStack, model: Any, **more: Any) -> TableReader:
+    """The table, read as the model says."""
+    table = open_table(source, held, model.reading, **more)
+    if table.is_utf8:
+        said = f"{name_of(source)} is read as {model.reading.encoding}, and may be in UTF-8"
+        say(f"{said}: give --encoding utf-8 if its texts look wrong")
+    form = model.reading.date_format
+    if form and isinstance(model, TableModel) and read_cell(datetime(2001, 1, 1).strftime(form))[0] == "number":
+        say(f"dates in the --date-format {form} look like numbers and are read as numbers: write them as 2026-01-31")
+    return table
+
+
+def default_quarantine(options: RunOptions) -> Path:
+    """The quarantine file beside the checkpoint or the predictions."""
+    near = options.checkpoint or options.predictions
+    return Path("quarantine.csv") if near is None else near.with_name(near.stem + ".quarantine.csv")
+
+
+def name_of(source: Path | None) -> str:
+    """The table in messages."""
+    return "standard input" if source is None else str(source)
+
+
+def predict(saved: Path, options: DetailOptions) -> int:
+    """Predict the rows of a table by a saved model; returns the exit code."""
+    return exit_code(lambda: predict_table(saved, options))
+
+
+def predict_table(saved: Path, options: DetailOptions) -> int:
+    for name, path in (("the model", saved), ("the table", options.source)):
+        check_files({name: path, "--predictions": options.predictions})
+    model, _ = load_read(saved, "sepsa stream", options.reading)
+    if model.learner is None:
+        raise Misuse(f"{saved} has not learned any row yet and cannot predict: learn a table by sepsa stream")
+    asked = check_details(options, model)
+    left_out = LeftOut()
+    known: set[str] = set()  # the columns so far
+    with contextlib.ExitStack() as held:
+        table = open_read(options.source, held, model)
+        table.drop, table.categorical = frozenset(model.drop) | {model.target}, frozenset(model.categorical)
+        if table.names is not None and not set(table.names) & set(column_names(model)):
+            hint = "; if they are not separated rightly, give --sep" * (len(table.names) == 1)
+            raise Misuse(f"the table has none of the model's columns, {', '.join(column_names(model)[:20])}{hint}")
+        blocks = (block for block in table.blocks() if block is not None)
+        first = list(itertools.islice(blocks, 1))
+        for block in first:
+            check_kinds(block, model)
+        predictions = Predictions(options.predictions, header_of(asked), options.digits)
+        held.callback(predictions.output.close)
+        for block in itertools.chain(first, blocks):
+            if len(block) and not known.issuperset(block.columns):
+                warn_of_columns(list(block.columns), model, known or None)
+                known |= set(block.columns)
+            result = model.predict(block, asked)
+            predictions.write(result)
+            left_out.add(result, "not predicted")
+        predictions.output.sync()
+    rows, lost = left_out.used, left_out.lost
+    if not rows and not lost:
+        say(f"{name_of(options.source)} holds no rows")
+        return MISUSED
+    where = options.predictions or "standard output"
+    say(f"{rows} rows predicted" + (f", {lost} not" if lost else "") + f", written to {where}")
+    return left_out.exit_code(FINISHED if rows else FAILED)
+
+
+# ---------------------------------------------------------------------- checks
+
+
+@contextlib.contextmanager
+def wrong_options() -> Iterator[None]:
+    """Convert the error for an argument into one that names the option."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        name, _, words = str(error).partition(" ")
+        raise Misuse(f"--{name.replace('_', '-')} {words}") from None
+
+
+def check_files(files: dict[str, Path | None]) -> None:
+    """Raise an error if an output would overwrite the table or another output."""
+    seen: dict[str, str] = {}
+    for option, path in files.items():
+        if path is None or (path.exists() and not path.is_file()):  # a device takes what several write
+            continue
+        if (other := seen.setdefault(os.path.realpath(path), option)) != option:
+            raise Misuse(f"{option} must be another file than {other}, got {path} for both")
+
+
+def check_details(options: DetailOptions, model: TableModel) -> Details | None:
+    """What is computed beside each prediction; an error if it does not fit the model."""
+    intervals, wanted = options.intervals, options.probabilities
+    if intervals is not None and (model.classify or not 0 < intervals < 1):
+        raise Misuse(
+            f"--intervals must be a share in (0, 1) of the targets, which are numbers, got {intervals}"
+            f"{': --probabilities is for classes' if model.classify else ''}"
+        )
+    if wanted and not model.classify:
+        raise Misuse("--probabilities needs a target that is a class, and it is a number: use --intervals 0.9")
+    return Details(intervals, wanted) if wanted or intervals is not None else None
+
+
+def check_names(table: TableReader, given: Mapping[str, Sequence[str]]) -> None:
+    """Raise an error for names of columns, by the option that gives them, that the table does not have."""
+    if table.names is None:
+        return
+    shown = ", ".join(table.names[:20]) + (", ..." if len(table.names) > 20 else "")
+    for option, names in given.items():
+        for name in names:
+            if name not in table.names:
+                hint = "; if they are not separated rightly, give --sep; the first line must name them"
+                hint *= len(table.names) == 1
+                raise Misuse(f"--{option} must be a column of the table, {shown}, got {name!r}{hint}")
+
+
+def check_first_target(block: RowBlock, model: Any, name: str, otherwise: str) -> None:
+    """Raise an error if the first target is not a number and the target is not a class.
+
+    `otherwise` is the cure for a text that does not look like a number.
+    """
+    column = block.columns.get(name)
+    if model.classify or column is None:
+        return
+    texts, dates = column.is_text, column.is_time
+    there = np.flatnonzero(texts | dates | ~np.isnan(column.numbers))
+    if not len(there) or not (texts | dates)[there[0]]:
+        return
+    i = int(there[0])
+    value = "a date" if dates[i] else repr(column.text(i)[:40])
+    cure = otherwise if dates[i] else cure_of(column.text(i), model.reading, otherwise=otherwise)
+    said = f"line {block.lines[i]}: the target {name!r} is {value}, which is not a number"
+    raise Misuse(f"{said}: {cure}, or leave the line out")
+
+
+def check_kinds(block: RowBlock, model: TableModel) -> None:
+    """Raise an error for a column all of whose cells are of another kind than those that the model has learned."""
+    for name, column in block.columns.items():
+        other, present = model.other_kind(name, column)
+        if name not in (*model.drop, model.target) and other.any() and other[present].all():
+            i = int(np.flatnonzero(other)[0])
+            raise Misuse(f"line {block.lines[i]}: {model.why_other(name, column, i)}")
+
+
+def warn_of_columns(
+    names: Sequence[str], model: TableModel, known: set[str] | None = None, becomes: str = "ignored"
+) -> None:
+    """Print which columns of the model the table lacks, and which columns of the table the model does not know.
+
+    `known` are columns that earlier rows had, where each row names its own.
+    """
+    own = column_names(model)
+    missing = [name for name in own if name not in names]
+    ignored = {*own, *model.drop, model.target, *(known or ())}
+    unknown = [name for name in names if name not in ignored]
+    for name in unknown[:SHOWN_COLUMNS]:
+        near = difflib.get_close_matches(name, own, 1)
+        say(f"column {name!r} is not one of the model's and is {becomes}" + (f": is it {near[0]!r}?" if near else ""))
+    if len(unknown) > SHOWN_COLUMNS:
+        say(f"{len(unknown) - SHOWN_COLUMNS} more columns are {becomes}")
+    if missing and known is None:
+        said = ", ".join(map(repr, missing[:20])) + (", ..." if len(missing) > 20 else "")
+        say(f"{len(missing)} of the model's {len(own)} columns are absent, taken as missing values: {said}")

@@ -1,0 +1,339 @@
+"""Readers of tables in blocks of rows: CSV, JSON lines, Parquet and Arrow, from files, pipes or files that grow.
+
+What a row means depends on the row alone, never on the block it came in, so that a stream read in other chunks, or
+resumed at any row, gives the same numbers. A row that cannot be read is passed on with its line and the reason; only
+blank lines are dropped.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as arrow_csv
+import pyarrow.parquet as pq
+
+from sepsa.learner.columns.cells import MISSING
+from sepsa.learner.columns.reader import Column, column_of_objects
+from sepsa.shell import records
+from sepsa.shell.cells import BadRow, Position, RowBlock, TableError, TableReader, fails
+from sepsa.shell.reading import Reading, drop_of, encoding_cure, spell_encoding
+from sepsa.shell.records import KEPT, RecordBatch, TextReader, too_long
+from sepsa.shell.source import BINARY, ByteSource, ChunkFile
+
+ROWS = 8192  # of a block, where rows are counted
+MOST_COLUMNS = 10_000
+SEPARATORS = ",;\t|"
+READS = "sepsa reads CSV and JSON lines (plain, gzip or zstd), Parquet and Arrow"
+# What other files begin with, and what they are.
+KINDS = {
+    b"PK\x03\x04": "a zip archive, such as a workbook or what torch.save writes",
+    b"\xd0\xcf\x11\xe0": "a workbook of Excel",
+    b"SQLite ": "a database of SQLite",
+    b"BZh": "compressed by bzip2",
+    b"\xfd7zXZ": "compressed by xz",
+    **{bytes([0x80, version]): "a pickle" for version in range(2, 6)},
+    b"PAR1": "a Parquet table",
+    b"ARROW1": "an Arrow table",
+    b"\x1f\x8b": "compressed by gzip",
+    b"\x28\xb5\x2f\xfd": "compressed by zstd",
+    b"\x89HDF": "an HDF5 file",
+    b"\x93NUMPY": "a NumPy array",
+}
+
+
+class CsvReader(TextReader):
+    """A CSV file whose first line names the columns."""
+
+    names: list[str]
+
+    def __init__(self, source: ByteSource, reading: Reading, resume: Position | None) -> None:
+        start = source.peek()
+        if start[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in start[:8]:
+            cure = f"give --encoding utf-16 if it is a text in UTF-16. {READS}"
+            raise TableError(f"{source.name} is not {spell_encoding(source.encoding)} text: {cure}")
+        line = re.split(rb"[\r\n]", start.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n"), maxsplit=1)[0]
+        super().__init__(source, reading, reading.sep or find_separator(line.decode(errors="replace")))
+        self.names = self._read_header()
+        self.resumed = self.resume(resume)
+        self._texts: set[str] = set()  # the columns with texts or dates in the previous block
+
+    def _read_header(self) -> list[str]:
+        name = self.source.name
+        for batch in self.batches(most=1):
+            if isinstance(batch, BadRow) or (batch and (batch.cells[0] < 0 or b"\0" in batch.record(0))):
+                raise TableError(f"{name} has a first line that cannot be read: it must name the columns")
+            if batch and batch.record(0).removeprefix(b"\xef\xbb\xbf"):
+                break
+        else:
+            raise TableError(f"{name} is empty: its first line must name the columns")
+        try:
+            text = batch.record(0).decode("utf-8-sig")
+        except UnicodeDecodeError:
+            encoding = spell_encoding(self.source.encoding)
+            raise TableError(f"{name} is not in {encoding}: {encoding_cure(encoding)}") from None
+        cells = next(csv.reader([text], delimiter=self.separator))
+        return check_names([cell.strip() or f"column {i + 1}" for i, cell in enumerate(cells)], name)
+
+    def _block(self, batch: RecordBatch) -> RowBlock:
+        doubtful = (batch.cells != len(self.names)) | (np.diff(batch.ends, prepend=0) > records.LONGEST)
+        if b"\0" in batch.data or fails(batch.data.decode):
+            doubtful[:] = True
+        reasons = [(i, reason) for i in np.flatnonzero(doubtful) if (reason := self._reason(batch, i)) is not None]
+        bad = [BadRow(int(batch.lines[i]), reason, batch.text(i)) for i, reason in reasons if reason]
+        places = np.delete(np.arange(len(doubtful)), [i for i, _ in reasons])
+        data = b"".join(batch.record(i) + b"\n" for i in places) if reasons else batch.data
+        columns: dict[str, Column] = {}
+        if len(places):
+            try:
+                columns = self._columns(data, len(places))
+            except pa.ArrowInvalid:  # Arrow divides some record into others than the lexer
+                read = np.array([not fails(self._columns, batch.record(i) + b"\n", 1) for i in places])
+                bad += [BadRow(int(batch.lines[i]), "the line cannot be read", batch.text(i)) for i in places[~read]]
+                places = places[read]
+                if len(places):
+                    columns = self._columns(b"".join(batch.record(i) + b"\n" for i in places), len(places))
+        lines = batch.lines[places]
+        return RowBlock(columns, lines, lambda i: batch.text(int(places[i])), sorted(bad), self.position())
+
+    def _reason(self, batch: RecordBatch, i: Any) -> str | None:
+        """Why record i cannot be read; empty for a blank line, None where it can be read."""
+        record, cells = batch.record(i), batch.cells[i]
+        if cells == records.NOT_CLOSED:
+            return "the line has a quote that is not closed"
+        if b"\0" in record:
+            return "the line holds a NUL byte"
+        if len(record) >= records.LONGEST:
+            return too_long()
+        if cells != len(self.names):
+            return f"the line has {cells} cells where the header has {len(self.names)}" if cells else ""
+        return f"the line is not in {spell_encoding(self.source.encoding)}" if fails(record.decode) else None
+
+    def _columns(self, data: bytes, rows: int) -> dict[str, Column]:
+        used = [name for name in self.names if self.reads(name)]
+        if not used:
+            return {}
+        try:
+            table = self._arrow(data, used, self._texts | self.categorical)
+        except pa.ArrowInvalid:  # a text in a column of numbers
+            table = self._arrow(data, used, set(used))
+        if table.num_rows != rows:
+            raise pa.ArrowInvalid("other rows")
+        [batch] = table.combine_chunks().to_batches()
+        columns = self._read(batch, used, self.categorical)
+        self._texts = {name for name, column in columns.items() if column.codes is not None or column.times is not None}
+        return columns
+
+    def _arrow(self, data: bytes, used: list[str], texts: set[str] | frozenset[str]) -> Any:
+        text, number = pa.dictionary(pa.int32(), pa.string()), pa.float64()
+        return arrow_csv.read_csv(
+            pa.BufferReader(data),
+            arrow_csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=self.names),
+            arrow_csv.ParseOptions(delimiter=self.separator, newlines_in_values=b'"' in data),
+            arrow_csv.ConvertOptions(
+                check_utf8=False,
+                include_columns=used,
+                null_values=MISSING,
+                strings_can_be_null=True,
+                column_types={name: text if name in texts else number for name in used},
+                decimal_point=self.reading.decimal,
+            ),
+        )
+
+
+class JsonLinesReader(TextReader):
+    """One JSON object a line; each names its own columns."""
+
+    batch = ROWS
+
+    def __init__(self, source: ByteSource, reading: Reading, resume: Position | None) -> None:
+        super().__init__(source, reading)
+        if source.peek().lstrip().startswith(b"["):
+            raise TableError(f"{source.name} is one JSON array: write one object a line, as jq -c '.[]' does")
+        self.resumed = self.resume(resume)
+
+    def _block(self, batch: RecordBatch) -> RowBlock:
+        rows, places, bad = [], [], []
+        for i in range(len(batch.ends)):
+            record = batch.record(i)
+            if not record.strip():
+                continue
+            try:
+                rows.append(self._row(record))
+                places.append(i)
+            except ValueError as error:
+                bad.append(BadRow(int(batch.lines[i]), str(error), batch.text(i)))
+        names = sorted({name for row in rows for name in row})  # sorted: the order must not depend on the block
+        columns = {name: self._column(name, [row.get(name) for row in rows]) for name in names}
+        lines = batch.lines[np.array(places, np.intp)]
+        return RowBlock(columns, lines, lambda i: batch.text(places[i]), bad, self.position())
+
+    def _row(self, record: bytes) -> dict[str, Any]:
+        if len(record) >= records.LONGEST:
+            raise ValueError(too_long())
+        try:
+            row = json.loads(record)
+        except (ValueError, RecursionError):
+            raise ValueError("the line is not JSON") from None
+        if not isinstance(row, dict):
+            raise ValueError("the line is not a JSON object")
+        row = {name: value for name, value in row.items() if self.reads(name)}
+        for name, value in row.items():
+            if isinstance(value, (list, dict)):
+                what = "which is not a number, a date or a text"
+                raise ValueError(f"{name[:100]!r} is a {type(value).__name__}, {what}: {drop_of(name)}")
+        if len(row) > MOST_COLUMNS:
+            raise ValueError(f"the line has more than {MOST_COLUMNS} columns")
+        return row
+
+    def _column(self, name: str, values: list[Any]) -> Column:
+        categorical = name in self.categorical
+        if categorical:
+            values = [None if v is None else v if isinstance(v, str) else json.dumps(v) for v in values]
+        return column_of_objects(values, categorical, *self.reading.cells())
+
+
+class ArrowReader(TableReader):
+    """A Parquet file, or an Arrow file or stream."""
+
+    def __init__(
+        self, path: Path | None, source: ByteSource, held: ExitStack, reading: Reading, resume: Position | None
+    ) -> None:
+        super().__init__(reading)
+        self.name = source.name
+        try:
+            if source.magic.startswith(b"PAR1"):
+                if path is None:
+                    raise TableError(
+                        "Parquet cannot be read from standard input, its index is at its end: give the file"
+                    )
+                self._file: Any = held.enter_context(pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 16))
+            elif source.magic.startswith(b"ARROW1") and path is not None:
+                self._file = pa.ipc.open_file(held.enter_context(pa.memory_map(str(path))))
+            else:
+                self._file = pa.ipc.open_stream(pa.PythonFile(ChunkFile(iter(source.read, b"")), "r"))
+            schema = self._file.schema_arrow if isinstance(self._file, pq.ParquetFile) else self._file.schema
+        except (pa.ArrowException, OSError) as error:
+            raise TableError(f"{self.name} cannot be read: {one_line(error)}") from None
+        self.names = check_names(list(schema.names), self.name)
+        self._named = {each.name for each in schema if pa.types.is_dictionary(each.type)}  # whose values are names
+        identity = hashlib.sha256(str(schema).encode())
+        if path is not None:
+            with open(path, "rb") as file:
+                identity.update(str(file.seek(0, os.SEEK_END)).encode())
+                file.seek(max(0, file.tell() - KEPT))
+                identity.update(file.read())  # the index of a Parquet or Arrow file
+        self._identity = identity.hexdigest()
+        known = resume or {}
+        self.resumed = known.get("table") == self._identity
+        self._row = int(known["row"]) if self.resumed else 0
+
+    def _blocks(self) -> Iterator[RowBlock | None]:
+        used = [name for name in self.names or () if self.reads(name)]
+        try:
+            for batch in self._batches(used):
+                columns = self._read(batch, used, self.categorical | self._named)
+                lines = np.arange(self._row + 1, self._row + 1 + len(batch))
+                self._row += len(batch)
+                yield RowBlock(columns, lines, as_json(batch), [], self.position())
+        except (pa.ArrowException, OSError) as error:
+            raise TableError(f"{self.name} cannot be read behind row {self._row}: {one_line(error)}") from None
+
+    def position(self, line: int | None = None) -> Position:
+        return {"table": self._identity, "row": self._row if line is None else line - 1}
+
+    def share(self) -> float | None:
+        if isinstance(self._file, pq.ParquetFile):
+            rows = self._file.metadata.num_rows
+        else:
+            rows = self._file.count_rows() if hasattr(self._file, "count_rows") else 0  # of a file, not of a stream
+        return self._row / rows if rows else None
+
+    def _batches(self, used: list[str]) -> Iterator[Any]:
+        """Record batches from row `self._row` on."""
+        skip = self._row
+        if isinstance(self._file, pq.ParquetFile):
+            groups: list[int] = []
+            for group in range(self._file.num_row_groups):
+                rows = self._file.metadata.row_group(group).num_rows
+                if not groups and skip >= rows:
+                    skip -= rows
+                else:
+                    groups.append(group)
+            batches = self._file.iter_batches(ROWS, row_groups=groups, columns=used, use_threads=False)
+        elif hasattr(self._file, "num_record_batches"):
+            batches = map(self._file.get_batch, range(self._file.num_record_batches))
+        else:
+            batches = iter(self._file)
+        for batch in batches:
+            first = min(skip, len(batch))
+            skip -= first
+            for start in range(first, len(batch), ROWS):
+                yield batch.slice(start, ROWS)
+
+
+def as_json(batch: Any) -> Callable[[int], str]:
+    """A function from the number of a row to its text."""
+    return lambda i: json.dumps(batch.slice(i, 1).to_pylist()[0], default=str)[:1000]
+
+
+def open_table(
+    path: Path | None,
+    held: ExitStack,
+    reading: Reading,
+    *,
+    follow: bool = False,
+    resume: Position | None = None,
+) -> TableReader:
+    """The table in a file, or in standard input where path is None; it continues at `resume` if that is its position.
+
+    The file's first bytes tell the format; JSON lines begin with a brace. `held` closes the files that were opened.
+    """
+    source = ByteSource(path, held, follow, reading.encoding)
+    if source.magic.startswith(BINARY):
+        if follow:
+            raise TableError(f"--follow needs CSV or JSON lines, and {source.name} is neither")
+        return ArrowReader(path, source, held, reading, resume)
+    if (kind := kind_of_file(source.magic)) and not source.compressed:
+        cure = "save the sheet as CSV" if "workbook" in kind else "convert or unpack it"
+        raise TableError(f"{source.name} is {kind}: {cure}. {READS}")
+    if source.peek().lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
+        return JsonLinesReader(source, reading, resume)
+    return CsvReader(source, reading, resume)
+
+
+def kind_of_file(start: bytes) -> str:
+    """What a file that begins with these bytes seems to be; empty if that is unknown."""
+    return next((kind for first, kind in KINDS.items() if start.startswith(first)), "")
+
+
+def find_separator(header: str) -> str:
+    """The separator that is most frequent in the header; a comma where there is none."""
+    bare = re.sub(r'"[^"]*"', "", header)
+    return max(SEPARATORS, key=bare.count)
+
+
+def check_names(names: list[str], table: str) -> list[str]:
+    """The names of the columns, which must be distinct and not too many."""
+    if len(names) > MOST_COLUMNS:
+        raise TableError(f"{table} has {len(names)} columns: at most {MOST_COLUMNS} are supported")
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise TableError(f"{table} has two columns {name[:100]!r}: rename one of them")
+        seen.add(name)
+    return names
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an error without line breaks."""
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,367 @@
+"""What the table commands write, and how they end: files, standard output, messages of one line, and exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from operator import add
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO
+
+from sepsa.shell.cells import TableError
+from sepsa.shell.model import BlockResult, Details, TableModel
+from sepsa.shell.reading import encoding_cure
+from sepsa.states.output import is_device
+from sepsa.validation import printable
+
+REFRESH = 0.5  # seconds between two running lines in a terminal
+PROGRESS = 10.0  # and elsewhere
+PRINTED = 6  # significant digits of a number in standard output
+AS_TEXT: Any = {"encoding": "utf-8", "newline": "", "errors": "backslashreplace"}
+FINISHED, FAILED, MISUSED, PIPE_CLOSED, INTERRUPTED, TERMINATED = 0, 1, 2, 141, 130, 143
+LEFT_OUT, NEWEST_FIRST = 3, 4
+MANY = 1 / 20  # the share of the rows beyond which a command has an exit code of its own
+MOST_REASONS = 1000
+SHOWN = 3  # rows left out that are shown in the terminal; the quarantine file has all
+CURES = {  # by words of the reason; some reasons name their cure
+    "is not in UTF-8": encoding_cure("UTF-8"),
+    "is not in": encoding_cure(""),
+    "cells where the header has": "give --sep if another character separates cells, or quote cells that contain it",
+    "is not closed": "close the quote, or double it if it is a character of the cell",
+    "NUL byte": "give --encoding utf-16 if the table is in UTF-16",
+    "must be a business day": "give --step day",
+    "is not finite": "give --na-values if such a number is a missing value",
+    "there is no": "name a column that has values, or remove these rows",
+    "half a step": "aggregate the rows of one time; the first of them was learned",
+    "leaps ahead": "correct these times, or give --step",
+    "time": "sort the table by time, oldest first",
+}
+
+
+class Misuse(ValueError):
+    """A command line with options that do not fit together, or do not fit the table; `code` is the exit code."""
+
+    def __init__(self, message: str, code: int = 2) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Output:
+    """A file, device or FIFO to which rows are appended. `recorded`, path and size at a checkpoint, truncates a file.
+
+    The header of a `lazy` file is written with its first row.
+    """
+
+    def __init__(self, path: Path, header: str, recorded: Any, lazy: bool = False) -> None:
+        self.path, self._header = path, header
+        self._file: TextIO | None = None
+        self.device = is_device(path)
+        size = recorded[1] if recorded and recorded[0] == str(path) else 0
+        if size and not self.device:
+            self._resume(size)
+        elif not lazy:
+            self._begin()
+        elif path.exists() and not self.device:
+            with path.open("rb+") as file:
+                if not header.encode().startswith(file.readline()):  # a killed run may leave a part of the header
+                    raise Misuse(f"{path} is not a file of quarantined rows: choose another with --quarantine")
+                file.truncate(0)  # it is of an earlier run
+
+    def _resume(self, size: int) -> None:
+        self._file = open(self.path, "r+", **AS_TEXT)  # noqa: SIM115
+        there = self._file.seek(0, os.SEEK_END)
+        self._file.seek(0)
+        first = self._file.readline()
+        if there < size or first != self._header:
+            self._file.close()
+            what = f"{there} bytes" if there < size else f"the columns {first.strip()[:200]!r}"
+            wanted = f"{size}" if there < size else f"{self._header.strip()!r}"
+            raise TableError(
+                f"{self.path} has {what} where it had {wanted} at the checkpoint: put it back, or name another file"
+            )
+        self._file.seek(size)
+        self._file.truncate()
+
+    def _begin(self) -> TextIO:
+        self._file = open(self.path, "w", **AS_TEXT)  # noqa: SIM115
+        self._file.write(self._header)
+        return self._file
+
+    def write(self, text: str) -> None:
+        (self._file or self._begin()).write(text)
+
+    def flush(self) -> None:
+        if self._file is not None:
+            self._file.flush()
+
+    def sync(self) -> int:
+        """Flush the file to the disk; returns its size, 0 for a device, which cannot be resumed."""
+        self.flush()
+        if self._file is None or self.device:
+            return 0
+        os.fsync(self._file.fileno())
+        return os.fstat(self._file.fileno()).st_size
+
+    def close(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+
+
+class Predictions:
+    """Where predictions go: a CSV file with the line of each row, or standard output with a line for each row."""
+
+    def __init__(self, path: Path | None, header: str, digits: int | str | None, recorded: Any = None) -> None:
+        self.printed, self.spell = path is None, speller(digits, path is None)
+        self.output = Output(path or Path(os.devnull), header, recorded, lazy=self.printed)
+        if self.printed:
+            check_stdout("name a file by --predictions")
+
+    def write(self, result: BlockResult) -> None:
+        """Write the predictions of a block; a bad row is left out of a file, and an empty line of standard output."""
+        lines = cells(result, self.spell)
+        if not self.printed:
+            pairs = zip(result.lines.tolist(), lines, strict=True)
+            self.output.write("".join(["%d,%s\n" % pair for pair in pairs]))  # noqa: UP031  # a third faster than format
+            return
+        if result.bad:
+            rows = [*zip(result.lines.tolist(), lines, strict=True), *((bad.line, "") for bad in result.bad)]
+            lines = [text for _, text in sorted(rows, key=lambda row: row[0])]
+        if lines:
+            print_text("\n".join(lines) + "\n")
+
+
+def header_of(asked: Details | None) -> str:
+    """The first line of a file of predictions with these details."""
+    more = "" if asked is None else ",probabilities" if asked.probabilities else ",low,high"
+    return f"line,prediction{more}\n"
+
+
+def speller(digits: int | str | None, printed: bool) -> Callable[[float], str]:
+    """How numbers are written: with this many significant digits or "all", but no fewer than before the decimal point.
+
+    None: `PRINTED` digits where they are printed, all in a file.
+    """
+    if digits == "all" or (digits is None and not printed):
+        return repr
+    form = f"%.{digits or PRINTED}g"
+
+    def spell(value: float) -> str:
+        text = form % value
+        return f"{value:.0f}" if "e+" in text and abs(value) < 1e15 else text
+
+    return spell
+
+
+def cells(result: BlockResult, spell: Callable[[float], str]) -> list[str]:
+    """Predictions, and their details, as CSV cells."""
+    values = result.predictions
+    if values and isinstance(values[0], float):
+        lines = list(map(spell, values))
+        ends = [f",{spell(low)},{spell(high)}" if low == low else ",," for low, high in result.details]
+    else:
+        quoted = {value: quote(value) for value in set(values)}
+        lines = [quoted[value] for value in values]
+        rounded = ({name: float(spell(share)) for name, share in shares.items()} for shares in result.details)
+        ends = ["," + quote(json.dumps(shares)) for shares in rounded]
+    return list(map(add, lines, ends)) if ends else lines
+
+
+def quote(text: str) -> str:
+    """A text as a CSV cell."""
+    return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\r\n') else text
+
+
+class RunningLine:
+    """Rows, share, time left, rows a second and recent error: the last line of a terminal, elsewhere a line."""
+
+    def __init__(self, model: TableModel, share: Callable[[], float | None]) -> None:
+        self.model, self.rows = model, model.trace.rows
+        self.share, self.first = share, share() or 0.0  # of the table that was read, now and at the start
+        self.terminal = sys.stderr.isatty()
+        self.started = self.last = time.monotonic()
+        self._shown = False
+        self._rows = (0, 0)  # learned and quarantined, when the last line was shown
+
+    def start(self) -> None:
+        """Count time and rows from now on."""
+        self.started = self.last = time.monotonic()
+
+    def show(self) -> None:
+        now, rows = time.monotonic(), (self.model.trace.rows, self.model.quarantined)
+        if now - self.last < (REFRESH if self.terminal else PROGRESS) or (rows == self._rows and not self.terminal):
+            return
+        self.last, self._rows = now, rows
+        rate = (self.model.trace.rows - self.rows) / (now - self.started)
+        left = self._left(now - self.started)
+        text = f"{self.model.trace.rows:,} rows{left}, {rate:,.0f} a second, {error_of(self.model, recent=True)}"
+        if self.model.quarantined:
+            text += f", {self.model.quarantined:,} quarantined"
+        self._shown = self.terminal
+        say(text, *(("\r\x1b[K", "") if self.terminal else ()))
+
+    def _left(self, seconds: float) -> str:
+        """The share of the table that was read, and the time that the rest will take; empty where that is unknown."""
+        share = self.share()
+        if share is None or share <= self.first:
+            return ""
+        return f", {share:.0%}, {duration(seconds * (1 - share) / (share - self.first))} left"
+
+    def end(self) -> None:
+        if self._shown:
+            say("", "\r\x1b[K", "")
+            self._shown = False
+
+    def say(self, text: str) -> None:
+        self.end()
+        say(text)
+
+
+def check_stdout(cure: str) -> None:
+    """Raise an error if standard output was closed before the command began, as by `>&-`."""
+    if sys.__stdout__ is None:
+        raise Misuse(f"standard output is closed: {cure}")
+
+
+def print_text(text: str) -> None:
+    """Write to standard output at once; a terminal gets no control characters of names and labels."""
+    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def silence(stream: TextIO) -> None:
+    """Redirect a standard stream, whose reader has closed the pipe, so that Python reports no error at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def error_of(model: TableModel, recent: bool = False) -> str:
+    """The accuracy or the mean absolute error, of all rows or of the recent ones."""
+    value = model.trace.recent if recent else model.trace.mean
+    if model.classify:
+        return f"{'recent ' if recent else ''}accuracy {1 - value:.4f}"
+    return f"{'recent' if recent else 'mean'} absolute error {value:.6g}"
+
+
+def say(text: str, begin: str = "", end: str = "\n") -> None:
+    """Print a message of one line to standard error; it is lost if that is closed."""
+    try:
+        print(begin + printable(text).replace("\n", "\\n"), file=sys.stderr, end=end, flush=True)
+    except OSError:
+        silence(sys.stderr)
+
+
+def duration(seconds: float) -> str:
+    """A duration in its largest unit."""
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} seconds"
+
+
+def describe(error: BaseException) -> str:
+    """An error in one line; the cure is added to messages of the operating system."""
+    if isinstance(error, MemoryError):
+        return "there is not enough memory: leave out wide text columns by --drop, or lower --categories"
+    text = " ".join(str(error).split())
+    cures = {
+        2: "check the path",
+        13: "check its permissions",
+        21: "give a file",
+        28: "make room",
+        30: "give a folder that can be written",
+    }
+    if isinstance(error, OSError) and error.strerror:
+        name = f"{error.filename}: " if error.filename else ""
+        cure = cures.get(error.errno or 0)
+        return f"{name}{error.strerror.lower()}{f': {cure}' if cure else ''}"
+    return text or type(error).__name__
+
+
+# ---------------------------------------------------------------------- the end
+
+
+def exit_code(run: Callable[[], int]) -> int:
+    """The exit code of a command; an error becomes a message of one line."""
+    try:
+        return run()
+    except SystemExit as stopped:  # by a signal
+        return int(stopped.code or 0)
+    except Misuse as error:
+        say(str(error))
+        return error.code
+    except BrokenPipeError:
+        silence(sys.stdout)
+        say("stopped: the reader of the predictions has closed the pipe")
+        return PIPE_CLOSED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except (OSError, ValueError, MemoryError) as error:
+        say(describe(error))
+        return FAILED
+
+
+class Signals:
+    """A handler of SIGINT and SIGTERM that stops at once before the first block, and later between two blocks."""
+
+    def __init__(self) -> None:
+        self.code = 0
+        self.at_work = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with contextlib.suppress(ValueError):  # only the main thread may
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        again = self.code
+        self.code = INTERRUPTED if number == signal.SIGINT else TERMINATED
+        if again or not self.at_work:  # a second signal stops at once
+            raise SystemExit(self.code)
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+class LeftOut:
+    """The number of rows that were used and left out, and the most frequent reason."""
+
+    def __init__(self) -> None:
+        self.used = self.lost = 0
+        self._counts: Counter[str] = Counter()
+        self._examples: dict[str, str] = {}
+
+    def add(self, result: BlockResult, what: str, tell: Callable[[str], None] = say) -> None:
+        """Count the rows of a block; the first ones that are left out are told by `what` became of them."""
+        self.used += len(result.lines)
+        for row in result.bad:
+            if self.lost < SHOWN:
+                tell(f"line {row.line} is {what}: {row.reason}")
+            self.lost += 1
+            kind = re.sub(r"'.*'|\d[\d:. -]*", "", row.reason)
+            if kind in self._counts or len(self._counts) < MOST_REASONS:
+                self._counts[kind] += 1
+                self._examples.setdefault(kind, row.reason)
+
+    def exit_code(self, code: int) -> int:
+        """The exit code of a command at its end, after its last line where it has left many rows out."""
+        total = self.used + self.lost
+        if self.lost <= MANY * total:
+            return code
+        [(kind, count)] = self._counts.most_common(1)
+        reason = self._examples[kind]
+        cure = next((cure for words, cure in CURES.items() if words in reason), "see their reasons by --quarantine")
+        said = reason if ": " in reason else f"{reason}: {cure}"
+        say(f"WARNING: {self.lost} of {total} rows were left out, {count} of them because {said}")
+        return code or LEFT_OUT

@@ -1,0 +1,255 @@
+"""The records of a text file in batches, each with the position behind it, at which a later run can resume.
+
+Where there are quotes, the reader of the standard library finds where records end. A quote opens a quoted part only at
+the start of a cell, and a doubled quote is a literal one, as in Arrow's reader. Records end with LF, CRLF or CR.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sepsa.shell.cells import BadRow, Position, RowBlock, TableError, TableReader, fails
+from sepsa.shell.reading import Reading, encoding_cure, spell_encoding
+from sepsa.shell.source import ByteSource
+
+LONGEST = 8 << 20  # bytes of a record; a longer one is taken for a missing line break or quote
+NOT_CLOSED = -1  # in place of the number of cells, for a record with an open quote
+BEHIND = "behind the last line"
+MANY_UNREAD = 20  # records that are not in the encoding, from which on another one is meant
+csv.field_size_limit((1 << 31) - 1)  # `LONGEST` is the limit
+KEPT = 4096  # bytes at the beginning and before the position, whose hashes identify a table
+
+
+class TextReader(TableReader):
+    """A table of records that end with a line break; a subclass parses each batch of them."""
+
+    batch = 1 << 16  # records at most
+
+    def __init__(self, source: ByteSource, reading: Reading, separator: str = "") -> None:
+        super().__init__(reading)
+        self.source, self.separator, self.is_utf8 = source, separator, source.is_utf8
+        self.offset, self.line = 0, 1  # of the next record
+        self._first = self._last = b""  # the file's first bytes, and the last batch with some bytes before it
+        self._buffer = b""
+        self._ended = False
+        self._batch: RecordBatch | None = None  # the last one
+        self._right = False  # whether a record has a character beyond ASCII that is in the encoding
+        self._records = self._unread = 0  # those before it, and how many of them are not in the encoding
+
+    def _blocks(self) -> Iterator[RowBlock | None]:
+        for batch in self.batches(self.batch):
+            if isinstance(batch, BadRow):
+                yield RowBlock({}, np.empty(0, np.int64), lambda i: "", [batch], self.position())
+            else:
+                if batch:
+                    self._check_encoding(batch)
+                yield batch and self._block(batch)
+
+    def _block(self, batch: RecordBatch) -> RowBlock:
+        raise NotImplementedError
+
+    def share(self) -> float | None:
+        size = self.source.size
+        return None if size is None else min(self.offset / size, 1.0)
+
+    def position(self, line: int | None = None) -> Position:
+        """Where the next record begins, or that of a line in the last batch, and hashes that identify the table."""
+        behind = 0  # bytes of the last batch from this line on
+        if line is not None and self._batch is not None:
+            ends = np.append(0, self._batch.ends)
+            behind = int(ends[-1] - ends[np.searchsorted(self._batch.lines, line)])
+        offset, last = self.offset - behind, self._last[: len(self._last) - behind][-KEPT:]
+        first = self._first[:offset]
+        return {
+            "offset": offset,
+            "line": self.line if line is None else line,
+            "head": [len(first), hashlib.sha256(first).hexdigest()],
+            "tail": [len(last), hashlib.sha256(last).hexdigest()],
+            "broken": bool(last) and last[-1:] not in (b"\r", b"\n"),
+        }
+
+    def resume(self, position: Position | None) -> bool:
+        """Continue at a position; False, and nothing is read, where it is none of this table, by its first bytes."""
+        if position is None or "offset" not in position:
+            return False
+        length, digest = position["head"]
+        while len(self._first) + len(self._buffer) < length and not self._ended:
+            self._fill()
+        first = (self._first + self._buffer)[:length]
+        if len(first) < length or hashlib.sha256(first).hexdigest() != digest:
+            return False
+        offset, (length, digest) = position["offset"], position["tail"]
+        last, at = self._last[-KEPT:], self.offset
+        if self.source.seekable:
+            last, at, self._buffer, self._ended = b"", offset - length, b"", False
+            self.source.seek(at)
+        while at < offset:
+            if not self._buffer:
+                self._fill()
+            if self._ended and not self._buffer:
+                raise self._changed(f"ends before line {position['line']}, where the checkpoint was")
+            some, self._buffer = self._buffer[: offset - at], self._buffer[offset - at :]
+            last, at = (last + some)[-KEPT:], at + len(some)
+        if hashlib.sha256(last[len(last) - length :]).hexdigest() != digest:
+            raise self._changed(f"has changed before line {position['line']}, where the checkpoint was")
+        self._first, self._last, self.offset, self.line = first, last, offset, position["line"]
+        if position["broken"]:
+            self._end_line()
+        return True
+
+    def _check_encoding(self, batch: RecordBatch) -> None:
+        """Raise an error where many records are not in the encoding, and none has a character beyond ASCII that is."""
+        if self._right:
+            return
+        self._records += len(batch.ends)
+        if batch.data.isascii():
+            return
+        foreign = [i for i in range(len(batch.ends)) if not batch.record(i).isascii()]
+        broken = [i for i in foreign if fails(batch.record(i).decode)]
+        self._unread += len(broken)
+        if len(broken) < len(foreign):
+            self._right = True
+        elif self._unread >= MANY_UNREAD and self._unread > self._records / 20:
+            encoding = spell_encoding(self.source.encoding)
+            lines = f"line {batch.lines[broken[0]]} and {self._unread - 1} others"
+            raise TableError(f"{self.source.name} is not in {encoding}, as {lines} show: {encoding_cure(encoding)}")
+
+    def _end_line(self) -> None:
+        """Pass the line break after the last line, which was missing when that line was read."""
+        while len(self._buffer) < 2 and not self._ended:
+            if not self._fill() and self._buffer:
+                break
+        breaks = 2 if self._buffer[:2] == b"\r\n" else 1 if self._buffer[:1] in (b"\r", b"\n") else 0
+        if self._buffer and not breaks:
+            raise self._changed(f"has another line {self.line - 1} than when the checkpoint was written")
+        self._pass(breaks, 0)
+
+    def _changed(self, how: str) -> TableError:
+        return TableError(f"{self.source.name} {how}: restore the table, or use another --checkpoint")
+
+    def _fill(self) -> bool:
+        """Read a chunk; False while a pipe is idle."""
+        data = self.source.read()
+        if data == b"":
+            self._ended = True
+        elif data is not None:
+            self._buffer += data
+        return data is not None
+
+    def _pass(self, size: int, lines: int) -> bytes:
+        """Take `size` bytes, which hold this number of lines, from the buffer."""
+        data, self._buffer = self._buffer[:size], self._buffer[size:]
+        if len(self._first) < KEPT:
+            self._first += data[: KEPT - len(self._first)]
+        self._last = self._last[-KEPT:] + data
+        self.offset += len(data)
+        self.line += lines
+        return data
+
+    def batches(self, most: int) -> Iterator[RecordBatch | BadRow | None]:
+        """At most `most` records at once; None while a pipe is idle, a `BadRow` for a record that is too long."""
+        while True:
+            found = lex(self._buffer, self.separator, self._ended, most)
+            if len(found.ends):
+                lines = int(found.lines.sum())
+                at = self.line + found.lines.cumsum() - found.lines
+                self._batch = found._replace(data=self._pass(int(found.ends[-1]), lines), lines=at)
+                yield self._batch
+            elif len(self._buffer) > LONGEST:
+                yield from self._skip()
+            elif self._ended:
+                return
+            elif not self._fill():
+                yield None
+
+    def _skip(self) -> Iterator[BadRow | None]:
+        """Pass a record that is too long; only its beginning is kept."""
+        line, start = self.line, self._buffer[:1000]
+        while not (found := re.search(rb"[\r\n]", self._buffer)):
+            self._pass(len(self._buffer), 0)
+            if self._ended:
+                break
+            if not self._fill():
+                yield None
+        if found:
+            if self._buffer[found.start() :] == b"\r" and not self._ended:
+                self._fill()
+            self._pass(found.end() + (self._buffer[found.start() : found.end() + 1] == b"\r\n"), 0)
+        self.line += 1
+        yield BadRow(line, too_long(), start.decode(errors="replace"))
+
+
+class RecordBatch(NamedTuple):
+    """Complete records: their bytes; of each its end, behind its line break, its number of cells, and its line."""
+
+    data: bytes
+    ends: NDArray[np.int64]
+    cells: NDArray[np.int64]  # 0 of a blank line
+    lines: NDArray[np.int64]
+
+    def record(self, i: Any) -> bytes:
+        """Record i without its line break."""
+        return self.data[self.ends[i - 1] if i else 0 : self.ends[i]].rstrip(b"\r\n")
+
+    def text(self, i: Any) -> str:
+        """The first 1000 bytes of record i, for messages."""
+        return self.record(i)[:1000].decode(errors="replace")
+
+
+def too_long() -> str:
+    """The reason to refuse a record."""
+    return f"the line is longer than {LONGEST >> 20} MiB"
+
+
+def lex(data: bytes, separator: str, at_end: bool, most: int) -> RecordBatch:
+    """The complete records, `most` at most, each with how many lines it has; without a separator each line is one.
+
+    An incomplete record is left for the next call, unless the data are `at_end`.
+    """
+    lines = data.splitlines(keepends=True)
+    if not at_end and not data.endswith(b"\n"):
+        lines = lines[:-1]  # it may go on, or LF may follow CR
+    if separator and b'"' in data:
+        found = list(islice(quoted_records(lines, separator, at_end), most))
+        counts, cells = np.array(found, np.int64).reshape(-1, 2).T
+    else:
+        lines, mark = lines[:most], separator.encode() or b"\n"
+        counts = np.ones(len(lines), np.int64)
+        cells = np.array([line.count(mark) + (line[0] not in b"\r\n") for line in lines], np.int64)
+    ends = np.array(list(map(len, lines)), np.int64).cumsum()[counts.cumsum() - 1]
+    return RecordBatch(data, ends, cells, counts)
+
+
+def quoted_records(lines: Sequence[bytes], separator: str, at_end: bool) -> Iterator[tuple[int, int]]:
+    """The number of lines and of cells of each complete record.
+
+    Where a quote is open and these are all lines, or where a record of several lines is longer than `LONGEST`, its
+    first line is a record of `NOT_CLOSED` cells.
+    """
+    at = 0
+    while at < len(lines):
+        texts = chain((line.decode("latin-1") for line in lines[at:]), [BEHIND])
+        reader, first = csv.reader(texts, delimiter=separator), at
+        for row in reader:
+            if at == len(lines):
+                return
+            after = first + reader.line_num
+            is_open = after > len(lines)
+            if is_open or after > at + 1:
+                is_long = sum(map(len, lines[at:after])) > LONGEST
+                if is_open and not is_long and not at_end:
+                    return
+                if is_open or is_long:
+                    yield 1, NOT_CLOSED
+                    at += 1
+                    break
+            yield after - at, len(row)
+            at = after

@@ -1,0 +1,238 @@
+"""The model of `sepsa forecast`: the columns of a table as series, forecast row by row, with gaps. It can be saved."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sepsa.forecast import SepSAForecaster
+from sepsa.forecast.times import Moments, integer_dates
+from sepsa.learner.arithmetic.robust import HUGE
+from sepsa.learner.columns.cells import read_cell, read_date
+from sepsa.learner.memory.parts import Floats
+from sepsa.shell.cells import RowBlock, UsableRows
+from sepsa.shell.model import BlockResult, at_rows
+from sepsa.shell.options import SeriesOptions
+from sepsa.shell.output import Misuse
+from sepsa.shell.reading import Reading, cure_of
+from sepsa.shell.trace import ErrorTrace
+from sepsa.states import schema
+from sepsa.states.objects import rebuilt_as
+
+SHOWN = 4  # horizons of past rows in the chart
+TEXTS = 8  # inputs of a column of texts: one for each of its first texts, the last for all others
+
+
+@rebuilt_as("sepsa forecast")
+class ForecastTable(SeriesOptions):
+    """A forecaster of columns of a table: `target` are its series, `inputs` exogenous inputs, `time` their time.
+
+    An empty cell is a missing value; rows that are left out, by their time, are a gap. With `known_ahead`, rows at the
+    end without any target have the inputs of the rows to forecast. The result does not depend on how rows are divided
+    into blocks.
+    """
+
+    classify = False
+
+    def __init__(self, target: Sequence[str], **options: Any) -> None:
+        self.reading = Reading.take(options)
+        super().__init__(tuple(target), **options)
+        own = ("target", "time", "inputs")
+        self.forecaster = SepSAForecaster(**{k: v for k, v in asdict(self).items() if k not in own})
+        self.trace = ErrorTrace()
+        self.quarantined = 0
+        self.texts: dict[str, list[str]] = {}  # the first texts of columns of inputs that have texts
+        self.next: Floats = np.full(len(self.target), np.nan)  # the forecast of the next row
+        self.history: Floats = np.empty((0, len(self.target)))
+        self.ahead: Floats = np.empty((0, 0))  # inputs of rows after the last one with a target
+        self.ahead_at: Floats = np.empty(0)  # and their times
+        self.ahead_lines: NDArray[np.int64] = np.empty(0, np.int64)  # and lines
+
+    def get_params(self) -> dict[str, Any]:
+        return asdict(self) | asdict(self.reading)
+
+    def learn(self, block: RowBlock, asked: object = None) -> BlockResult:
+        """Learn the rows that can be used; the predictions are the forecasts (series, horizon) made after each."""
+        usable = UsableRows(block)
+        at, dated = self.refuse_rows(usable)
+        rows = usable.rows
+        at = at[rows]
+        lines, made = block.lines[rows], np.empty((0, self.horizon, len(self.target)))
+        told: list[str] = []
+        if len(rows):
+            columns = at_rows(block.columns, rows)
+            empty = np.full(len(rows), np.nan)
+            Y = np.column_stack([columns[n].numbers if n in columns else empty for n in self.target])
+            E = np.column_stack(
+                [np.empty((len(rows), 0)), *(self._numbers(columns, n, len(rows)) for n in self.inputs)]
+            )
+            if self.known_ahead:
+                Y, E, at, lines = self._hold(Y, E, at, lines)
+            if len(Y):
+                made, told = self._learn(Y, E, at, dated)
+                made, lines = made[lines > 0], lines[lines > 0]
+        self.quarantined += len(usable.bad)
+        return BlockResult(lines, list(made), sorted(usable.bad), told)
+
+    def _hold(self, Y: Floats, E: Floats, at: Floats, lines: Any) -> tuple[Floats, Floats, Floats, Any]:
+        """Rows to learn now, with those held back before unless there is another of their time; lines with a target.
+
+        Rows without any target at the end are held back, at most as many as are forecast. Other lines are 0.
+        """
+        timed = self.time is not None
+        kept = ~np.isin(self.ahead_at, at) if timed else np.ones(len(self.ahead_at), bool)
+        where = np.searchsorted(at, self.ahead_at[kept]) * timed
+        Y = np.insert(Y, where, np.nan, 0)
+        E = np.insert(E, where, self.ahead.reshape(len(kept), E.shape[1])[kept], 0)
+        at, lines = np.insert(at, where, self.ahead_at[kept]), np.insert(lines, where, self.ahead_lines[kept])
+        filled: Any = ~np.isnan(Y).all(1)
+        stop = max(int(np.flatnonzero(filled)[-1]) + 1 if filled.any() else 0, len(Y) - self.horizon)
+        self.ahead, self.ahead_at, self.ahead_lines = E[stop:].copy(), at[stop:].copy(), lines[stop:].copy()
+        return Y[:stop], E[:stop], at[:stop], (lines * filled)[:stop]
+
+    def _learn(self, Y: Floats, E: Floats, at: Floats, dated: bool) -> tuple[Floats, list[str]]:
+        """Learn rows; returns the forecasts after each, and warnings."""
+        times = None if self.time is None else np.round(at * 1e6).astype("datetime64[us]") if dated else at
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            ahead = self.known_ahead and self.every > 1  # else forecasts would depend on how rows are divided
+            made = self.forecaster.prequential(Y, E if self.inputs else None, times=times, known_ahead=ahead)
+        before = np.vstack([self.next, made[:-1, 0]])
+        there = ~np.isnan(Y - before)
+        total = np.where(there, np.abs(Y - before), 0.0).sum(1)
+        self.trace.add(np.where(there.any(1), np.minimum(total / np.maximum(there.sum(1), 1), 1e300), -1.0))
+        self.next = made[-1, 0].copy()
+        if self.every > 1 and self.known_ahead and 0 < len(self.forecaster.times()) <= len(self.ahead):
+            self.next = self.forecaster.predict(X=self.ahead_inputs())[0].copy()
+        self.history = np.concatenate([self.history, Y])[-SHOWN * self.horizon :]
+        return made, [str(one.message) for one in caught]
+
+    def _numbers(self, columns: dict[str, Any], name: str, count: int) -> Floats:
+        """A column of inputs (n,), or (n, TEXTS) indicators of its texts."""
+        column = columns.get(name)
+        if column is not None and column.codes is not None and self.forecaster.rows == 0 and name not in self.texts:
+            self.texts[name] = []
+        if name not in self.texts:
+            return np.full(count, np.nan) if column is None else column.numbers
+        known, out = self.texts[name], np.zeros((count, TEXTS))
+        if column is None:
+            return out
+        for i in np.flatnonzero(column.is_text):
+            text = column.text(i)
+            if text not in known and len(known) < TEXTS - 1:
+                known.append(text)
+            out[i, known.index(text) if text in known else TEXTS - 1] = 1.0
+        return out
+
+    def seen(self) -> NDArray[np.intp]:
+        """How many of the last rows, at different times, have a value of each series."""
+        return np.minimum((~np.isnan(self.history)).sum(0), self.forecaster.rows)
+
+    def ahead_inputs(self) -> Floats | None:
+        """The inputs of the rows to forecast, as far as they are known."""
+        return self.ahead[: len(self.forecaster.times())] if self.ahead.size else None
+
+    def refuse_rows(self, usable: UsableRows) -> tuple[Floats, bool]:
+        """Leave out the rows that cannot be learned; returns the times of all rows, and whether these are dates."""
+        block = usable.block
+        for name in (*self.target, *self.inputs):
+            column = block.columns.get(name)
+            if column is None:
+                continue
+            texts = column.is_text
+            if name in self.inputs and (name in self.texts or not self.forecaster.rows):
+                texts[:] = False
+            usable.refuse(np.abs(column.numbers) > HUGE, f"{name!r} is not finite")
+            for i in np.flatnonzero(texts | column.is_time).tolist():
+                usable.refuse([i], f"{name!r} is not a number: {cure_of(column.text(i), self.reading)}")
+        if self.time is None:
+            return np.zeros(len(block)), False
+        at, dated = self.times(block)
+        self._refuse_times(usable, at, dated)
+        return at, dated
+
+    def _refuse_times(self, usable: UsableRows, at: Floats, dated: bool) -> None:
+        """Leave out the rows whose time cannot follow the rows before."""
+        clock, learned = self.forecaster.clock(), self.forecaster.rows
+        usable.refuse(np.isnan(at), partial(self.no_time, usable.block))
+        if not dated and learned < 2 and (form := integer_dates(np.append(clock.first, at[usable.rows][:100]))):
+            raise Misuse(
+                f"{self.time!r} has dates without marks between their parts, as {at[usable.rows[0]]:.0f}: give "
+                f"--date-format {form}, or leave --time out if its numbers count rows"
+            )
+        waiting: list[Any] = []
+        rows, held = usable.rows, self.ahead_at[~np.isin(self.ahead_at, at)]
+        for i in np.insert(rows, np.searchsorted(at[rows], held), -1 - np.arange(len(held))):
+            trial = clock.copy()
+            try:
+                trial.begin(Moments(at, dated))
+                place = trial.place(float(held[-1 - i] if i < 0 else at[i]), learned)
+            except ValueError as error:
+                usable.refuse([i] if i >= 0 else [], str(error).partition(": ")[0])
+                continue
+            clock = trial
+            if place.dropped:
+                usable.refuse([k for k in waiting if k >= 0], "its time leaps ahead, and the rows after it do not")
+            waiting = [] if place.gaps else [*waiting * (not place.dropped), i]
+            learned += len(place.gaps)
+
+    def no_time(self, block: RowBlock, row: int) -> str:
+        """Why a row has no time."""
+        column = block.columns.get(self.time or "")
+        if column is None or (text := column.text(row)) == "nan":
+            return f"there is no {self.time!r}"
+        given = self.reading.date_format
+        how = "a date as 2026-01-31" if given is None else f"in the --date-format {given}"
+        cure = cure_of(text, self.reading, "date", "give --date-format, as %d.%m.%Y %H:%M")
+        return f"{self.time!r} is {text[:40]!r}, which is not {how}: {cure}"
+
+    def times(self, block: RowBlock) -> tuple[Floats, bool]:
+        """The times of a block in seconds, NaN where there is none, and whether they are dates."""
+        column, given = block.columns.get(self.time or ""), self.reading.date_format
+        if column is None:
+            return np.full(len(block), np.nan), False
+        if given is None:
+            return (column.numbers, False) if column.times is None else (column.times, True)
+        return np.array([date_of(column.text(i), given) for i in range(len(block))]), True
+
+    def state_dict(self) -> dict[str, Any]:
+        """The model's state as plain data; a model that loads it continues bit for bit.
+
+        Rows held back are not part of it: they are read again, with the targets that have come.
+        """
+        return {
+            "forecaster": self.forecaster.state_dict(),
+            "trace": self.trace.state_dict(),
+            "quarantined": self.quarantined,
+            "next": self.next.copy(),
+            "history": self.history.copy(),
+            "texts": {name: list(texts) for name, texts in self.texts.items()},
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from the result of `state_dict`; a ValueError changes nothing."""
+        keys = {"forecaster", "trace", "quarantined", "next", "history", "texts"}
+        new = schema.read("state", state_dict, keys)
+        trace, quarantined, m = ErrorTrace.from_state(new["trace"]), new.integer("quarantined"), len(self.target)
+        following, history = new.array("next", (m,), missing=True), new.array("history", (None, m), missing=True)
+        texts = {str(name): [str(text) for text in known][:TEXTS] for name, known in dict(new["texts"]).items()}
+        self.forecaster.load_state_dict(new["forecaster"])
+        self.texts, self.ahead = texts, np.empty((0, 0))
+        self.ahead_at, self.ahead_lines = np.empty(0), np.empty(0, np.int64)
+        self.trace, self.quarantined, self.next, self.history = trace, quarantined, following, history
+
+
+def date_of(text: str, date_format: str) -> float:
+    """Seconds since 1970 of a date in this format or in ISO 8601; NaN for other texts."""
+    time = read_date(text, date_format)
+    if math.isnan(time):
+        kind, value = read_cell(text)
+        return value if kind == "date" else math.nan
+    return time

@@ -1,0 +1,182 @@
+"""The bytes of a file or of standard input, decompressed as they are read."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import itertools
+import os
+import select
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from sepsa.shell.cells import TableError
+from sepsa.shell.reading import BROKEN, UTF_8
+
+CHUNK = 1 << 20  # bytes read at once
+GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"  # the first bytes of such a file
+BINARY = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")  # of a Parquet or Arrow file, which has no encoding
+WAIT = 0.2  # seconds after which a read of an idle pipe returns None
+
+
+class ByteSource:
+    """The bytes of a file or of standard input, decompressed; None while a pipe is idle, b"" at the end."""
+
+    def __init__(self, path: Path | None, held: ExitStack, follow: bool = False, encoding: str = UTF_8) -> None:
+        self.name = "standard input" if path is None else str(path)
+        if path is None and sys.stdin is None:
+            raise TableError("standard input is closed: name a file, or pipe a table into the command")
+        self._file: Any = sys.stdin.buffer if path is None else held.enter_context(path.open("rb"))
+        self._descriptor = None  # of a pipe, which `select` polls
+        if path is None or not self._file.seekable():
+            with suppress(OSError, AttributeError):  # standard input may be replaced by an object without a descriptor
+                self._descriptor = self._file.fileno()
+        self._follow, self._is_file = follow, path is not None
+        start = b""
+        for data in self._raw():
+            start += data or b""
+            if data == b"" or len(start) >= 8:
+                break
+        self.magic = start[:8]
+        self._chunks: Iterator[bytes | None] = itertools.chain([start], self._raw())
+        self.compressed = start.startswith((GZIP, ZSTD))
+        if self.compressed:
+            decompress = gunzip if start.startswith(GZIP) else unzstd
+            self._chunks = decompress(self._chunks, self.name)
+        if self.compressed and follow:
+            raise TableError(f"--follow needs a plain file, and {self.name} is compressed")
+        self.encoding, self.encoded = encoding, encoding != UTF_8 and not start.startswith(BINARY)
+        self.is_utf8 = self.encoded and is_utf8(self.peek())  # though another encoding is given
+        if self.encoded:
+            self._chunks = recode(self._chunks, encoding, follow, self.name)
+
+    def _raw(self) -> Iterator[bytes | None]:
+        """Chunks as they come, without end: None while a pipe is idle, b"" at the end of the file."""
+        while True:
+            if self._descriptor is None:
+                yield self._file.read(CHUNK)
+            elif select.select([self._descriptor], [], [], WAIT)[0]:
+                yield os.read(self._descriptor, CHUNK)
+            else:
+                yield None
+
+    def read(self) -> bytes | None:
+        """The next chunk."""
+        data = next(self._chunks, b"")
+        if data == b"" and self._follow:
+            select.select([], [], [], WAIT)
+            return None
+        return data
+
+    def peek(self) -> bytes:
+        """The next chunk, which `read` returns again; b"" at the end."""
+        while (data := self.read()) is None:
+            pass
+        self._chunks = itertools.chain([data], self._chunks)
+        return data
+
+    @property
+    def seekable(self) -> bool:
+        """Whether `seek` can be called."""
+        return self._descriptor is None and not (self.compressed or self.encoded) and bool(self._file.seekable())
+
+    @property
+    def size(self) -> int | None:
+        """The bytes of a plain file; None where it grows, or where more or fewer bytes will be read."""
+        known = self._is_file and self.seekable and not self._follow
+        return os.fstat(self._file.fileno()).st_size or None if known else None
+
+    def seek(self, offset: int) -> None:
+        """Continue reading at an offset."""
+        self._file.seek(offset)
+        self._chunks = self._raw()
+
+
+def is_utf8(data: bytes) -> bool:
+    """Whether these bytes, which may end within a character, are UTF-8 and not ASCII alone."""
+    try:
+        return not data.isascii() and bool(codecs.getincrementaldecoder(UTF_8)().decode(data))
+    except UnicodeDecodeError:
+        return False
+
+
+def recode(chunks: Iterator[bytes | None], encoding: str, follow: bool, name: str) -> Iterator[bytes | None]:
+    """Chunks in UTF-8, with a byte that UTF-8 does not have in place of what cannot be decoded."""
+    decoder = codecs.getincrementaldecoder(encoding)(BROKEN)
+    for data in chunks:
+        if data is None:
+            yield None
+            continue
+        try:
+            text = decoder.decode(data, final=not data and not follow)
+        except UnicodeError:  # of an encoding that needs a mark at the beginning
+            raise TableError(f"{name} is not in {encoding}: give its encoding, such as --encoding utf-8") from None
+        if text:
+            yield text.encode(UTF_8, BROKEN)
+        if not data:
+            yield b""
+
+
+def gunzip(chunks: Iterator[bytes | None], name: str) -> Iterator[bytes | None]:
+    """Decompressed chunks of bounded size."""
+    inflate = zlib.decompressobj(47)
+    for data in chunks:
+        if data is None:
+            yield None
+            continue
+        if not data:
+            if not inflate.eof:
+                raise TableError(f"{name} ends in the middle of its compressed data: it is truncated")
+            return
+        while data:
+            if inflate.eof:  # a file may hold several gzip members
+                if not data.strip(b"\0"):
+                    break  # padding
+                inflate = zlib.decompressobj(47)
+            try:
+                out = inflate.decompress(data, CHUNK)
+            except zlib.error as error:
+                raise TableError(f"{name} cannot be decompressed: {error}") from None
+            data = inflate.unconsumed_tail or inflate.unused_data
+            if out:
+                yield out
+        while not inflate.eof and (out := inflate.decompress(b"", CHUNK)):
+            yield out
+
+
+def unzstd(chunks: Iterator[bytes | None], name: str) -> Iterator[bytes | None]:
+    """Decompressed chunks of bounded size."""
+    stream = pa.CompressedInputStream(pa.PythonFile(ChunkFile(chunks), "r"), "zstd")
+    while True:
+        try:
+            data = stream.read(CHUNK)
+        except OSError as error:
+            raise TableError(f"{name} cannot be decompressed: {error}") from None
+        if not data:
+            return
+        yield data
+
+
+class ChunkFile(io.RawIOBase):
+    """Chunks of bytes behind the interface of a file."""
+
+    def __init__(self, chunks: Iterator[bytes | None]) -> None:
+        self._chunks, self._unread = chunks, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        while not self._unread:
+            data = next(self._chunks, b"")
+            if data == b"":
+                return b""
+            self._unread = data or b""
+        some, self._unread = self._unread[:size], self._unread[size:]
+        return some

@@ -1,0 +1,104 @@
+"""The step of a body inside a CUDA graph, undone after a batch that is not finite: compiled by torch, or as it is."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from functools import partial, reduce
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sepsa.training.joint import JointOptimizer
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class BodyStep:
+    """Forward and backward pass, and the body's step, as they are or compiled by torch when they are first called.
+
+    After a batch that is not finite the step restores the buffers, and the body with its optimizer's state.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loss_fn: Loss,
+        last_loss: Tensor,
+        skipped: Tensor,
+        compiled: bool,
+    ) -> None:
+        buffers = [buffer for buffer in model.buffers() if buffer.device == last_loss.device]
+        take_step = unwrapped_step(optimizer)
+
+        def forward(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+            before = [buffer.clone() for buffer in buffers]
+            loss = loss_fn(model(inputs), targets)
+            return loss, loss.detach().abs() < math.inf, before  # isfinite takes more kernels
+
+        def fetch(inputs: Tensor, targets: Tensor, order: Tensor, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            rows = order[place][0]
+            place.add_(1)
+            return inputs[rows], targets[rows], rows
+
+        def step(loss: Tensor, flags: list[Tensor], before: list[Tensor]) -> None:
+            finite = reduce(torch.logical_and, flags)
+            last_loss.copy_(loss)
+            skipped.add_(~finite)
+            kept = [p for group in optimizer.param_groups for p in group["params"]]
+            kept += [v for p in list(kept) for v in optimizer.state.get(p, {}).values() if isinstance(v, Tensor)]
+            kept = [tensor for tensor in kept if tensor.device == loss.device]
+            old = [tensor.clone() for tensor in kept]
+            # The first step makes the state, which then has nothing to be undone to; it is never recorded.
+            if compiled or optimizer.state or is_recorded(loss) or bool(finite):
+                take_step()
+            for tensor, value in zip(kept + buffers, old + before, strict=True):
+                tensor.copy_(torch.where(finite, tensor, value))
+
+        # One kernel for several tensors: a launch costs more than the work on a small one.
+        one: Any = {"dynamic": False, "options": {"combo_kernels": True}}
+        self.fetch: Any = fetch
+        self._forward: Any = forward
+        self._step: Any = step
+        if compiled:
+            self.fetch = torch.compile(with_own_code(fetch), **one)
+            self._forward = torch.compile(with_own_code(forward), fullgraph=True, dynamic=False)
+            self._step = torch.compile(with_own_code(step), **one)
+        self._before: list[Tensor] = []
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss, and whether it is finite."""
+        loss, finite, self._before = self._forward(inputs, targets)
+        return loss, finite
+
+    def step(self, loss: Tensor, flags: list[Tensor]) -> None:
+        """Run the body's step, undone where a flag is false, and record the loss and the flags."""
+        with torch.no_grad():
+            self._step(loss, flags, self._before)
+        self._before = []
+
+
+def is_recorded(tensor: Tensor) -> bool:
+    """Whether what is computed of this tensor now is recorded in a CUDA graph."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def unwrapped_step(optimizer: Optimizer) -> Callable[[], object]:
+    """The optimizer's step without torch's wrappers, which break a compiled graph, unless they run hooks."""
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    if isinstance(optimizer, JointOptimizer) and not hooks:
+        steps = [unwrapped_step(part) for part in optimizer.optimizers]
+        return lambda: [step() for step in steps]
+    if hooks or not type(optimizer).__module__.startswith("torch.optim."):
+        return optimizer.step
+    return partial(inspect.unwrap(type(optimizer).step), optimizer)
+
+
+def with_own_code(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy of the function with its own code object, by which torch counts recompilations."""
+    return FunctionType(f.__code__.replace(), f.__globals__, f.__name__, f.__defaults__, f.__closure__)

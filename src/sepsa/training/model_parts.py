@@ -1,0 +1,283 @@
+"""The parts that a SepSA joins: the heads of a model, their solvers, and the optimizer of the body."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sepsa.heads import RLS, HeadSolver, LogisticNewton, SoftmaxNewton
+from sepsa.ranks.exchange import is_sharded
+from sepsa.training.joint import Base, JointOptimizer
+from sepsa.training.observation import by_name, is_collection
+from sepsa.training.observe import observers_of
+
+
+def find_heads(model: nn.Module, head: Any) -> dict[str, nn.Linear]:
+    """The heads that `head` names, by their names in the model, each checked."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}: SepSA finds the head in it")
+    several = is_collection(head)
+    heads = dict(find_head(model, one) for one in (head if several else [head]))
+    if several and len(heads) < max(1, len(head)):
+        raise ValueError(f"head must name one nn.Linear or more, each once, got {head!r}")
+    for name, linear in heads.items():
+        check_head(name, linear)
+    return heads
+
+
+def find_head(model: nn.Module, head: nn.Linear | str | None) -> tuple[str, nn.Linear]:
+    linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    if isinstance(head, str):
+        try:
+            module = model.get_submodule(head)
+        except AttributeError:
+            raise ValueError(
+                f"head {head!r} is not a module of the model; its nn.Linear modules are {list(linears)}"
+            ) from None
+        if not isinstance(module, nn.Linear):
+            raise TypeError(f"head {head!r} must be an nn.Linear, got {type(module).__name__}")
+        return head, module
+    if head is not None and not isinstance(head, nn.Linear):
+        raise TypeError(f"head must be an nn.Linear, its name, or None, got {type(head).__name__}")
+    if head is None:
+        if not linears:
+            raise ValueError("model has no nn.Linear, so there is no head: add one as the last layer")
+        return list(linears.items())[-1]
+    for name, module in linears.items():
+        if module is head:
+            return name, head
+    raise ValueError("head is not a module of the model: pass model's own nn.Linear or its name")
+
+
+def check_head(name: str, head: nn.Linear) -> None:
+    """Raise an error for a head that is sharded, frozen, or without weights."""
+    weight = head._parameters.get("weight")
+    if weight is None or isinstance(weight, nn.parameter.UninitializedParameter):
+        return  # the solver's bind raises an error
+    if is_sharded(weight):
+        raise ValueError(
+            f"head {name!r} is sharded over ranks, and its solver needs it whole: leave it out, as by "
+            "fully_shard(model, ignored_params=set(head.parameters())), or name another head"
+        )
+    if weight.is_meta:
+        raise ValueError(
+            f"head {name!r} is on the meta device and has no weights: load the model first, "
+            "as by model.to_empty(device=...) and load_state_dict, then make the SepSA"
+        )
+    for key, parameter in head._parameters.items():
+        if parameter is not None and not parameter.requires_grad:
+            raise ValueError(
+                f"head parameter {name + '.' + key!r} has requires_grad=False, but the head solver would change it: "
+                "call head.requires_grad_(True), or name another head by SepSA(model, base, head=...)"
+            )
+
+
+# Solvers by the loss that a user names, with settings that fit most networks: benchmarks/defaults.py and
+# class_defaults.py.
+DEFAULTS: dict[str, Callable[[], HeadSolver]] = {
+    "squared": lambda: RLS(ridge="evidence"),
+    "cross-entropy": lambda: SoftmaxNewton(ridge="evidence"),
+    "logistic": lambda: LogisticNewton(ridge="evidence"),
+}
+
+
+def solvers_for(names: list[str], given: Any, several: bool) -> dict[str, HeadSolver]:
+    """The solvers by the heads' names: a default one for each head without one."""
+    if given is None or isinstance(given, str):
+        if given is not None and given not in DEFAULTS:
+            raise ValueError(f"solver must be a solver, None or one of {sorted(DEFAULTS)}, got {given!r}")
+        return {name: DEFAULTS[given or "squared"]() for name in names}
+    if not several:
+        return {names[0]: checked_solver(given)}
+    if is_collection(given):
+        found = by_name("solver", given, names)
+        return {name: checked_solver(found.get(name) or DEFAULTS["squared"]()) for name in names}
+    raise TypeError(
+        f"solver must be a dict or a sequence with one solver for each of the heads {names}, "
+        f"got one {type(given).__name__}: a solver owns one head"
+    )
+
+
+def checked_solver(given: Any) -> HeadSolver:
+    """The solver, or an error for what is none."""
+    if isinstance(given, type):
+        raise TypeError(f"solver must be an instance, got the class {given.__name__}: write solver={given.__name__}()")
+    if not isinstance(given, HeadSolver):
+        raise TypeError(
+            f"solver must be a head solver such as RLS(), None or one of {sorted(DEFAULTS)}, got {given!r}: a solver "
+            "of your own needs the methods of sepsa.heads.HeadSolver"
+        )
+    return given
+
+
+def refuse_same_names(base: Any, given: dict[str, Any]) -> None:
+    """Raise an error for a given argument of SepSA that is also an option of the class `base`."""
+    options = inspect.signature(base).parameters if isinstance(base, type) else {}
+    for name, value in given.items():
+        if value and name in options:
+            raise TypeError(
+                f"{name} is an argument of SepSA and an option of {base.__name__}: build the base yourself, as by "
+                f"SepSA(model, base={base.__name__}(parameters of the body, {name}=...))"
+            )
+
+
+def check_forgetting(forget_per: str, samples_per_epoch: int | None, solvers: dict[str, Any], is_default: bool) -> None:
+    """Raise an error for an unknown `forget_per`, and for solvers whose forgetting cannot be set so."""
+    if forget_per not in ("update", "step"):
+        raise ValueError(f"forget_per must be 'update' or 'step', got {forget_per!r}")
+    for solver in solvers.values():
+        if forget_per == "step" and not hasattr(solver, "forgets"):  # isinstance asks no property from Python 3.12 on
+            raise TypeError(
+                f"forget_per='step' needs a solver that can learn without forgetting, got {solver!r}: "
+                "choose its forgetting, as RLS(forgetting=0.99), or leave forget_per at 'update'"
+            )
+        fixed = not hasattr(solver, "forgets") or getattr(solver, "forgetting", None) != 1.0
+        if samples_per_epoch is not None and not is_default and fixed:
+            raise ValueError(
+                f"samples_per_epoch sets the forgetting of a solver that has forgetting 1, got {solver!r}: "
+                "leave one out"
+            )
+
+
+def build_base(model: nn.Module, heads: dict[str, nn.Linear], base: Base, options: dict[str, Any]) -> Optimizer:
+    """The body's optimizer: built on every parameter that is not a head's, or the given one, checked."""
+    of_head = {id(p): name for name, head in heads.items() for p in head.parameters()}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        head_name = of_head.get(id(parameter))
+        if head_name is not None and name.rpartition(".")[0] != head_name:
+            raise ValueError(
+                f"head {head_name!r} shares a parameter with {name!r}: a Newton step for the head would change both; "
+                "untie them or choose another head"
+            )
+    body = [(name, p) for name, p in model.named_parameters() if id(p) not in of_head]
+    if isinstance(base, (type, list, tuple)):
+        refuse_other_heads(model, heads, (p for _, p in body))
+    if isinstance(base, type):
+        return build_one(model, base, options, body)
+    if options:
+        what = "is an instance, so it" if isinstance(base, Optimizer) else "is a function or a list, which"
+        raise ValueError(f"base {what} already has its options, got also {sorted(options)}")
+    if isinstance(base, (list, tuple)):
+        return build_several(model, base, body)
+    built = base if isinstance(base, Optimizer) or not callable(base) else base(body)
+    if not isinstance(built, Optimizer):
+        raise TypeError(
+            f"base must be a torch.optim.Optimizer class or instance, got {built!r}; or a list of (class, options, "
+            "which parameters), or a function of the body's named parameters that returns an optimizer"
+        )
+    given = [p for group in built.param_groups for p in group["params"]]
+    refuse_unfit(model, type(built), [])
+    refuse_head_parameters(heads, given)
+    refuse_other_heads(model, heads, given)
+    warn_left_out(model, heads, given)
+    return built
+
+
+def build_one(model: nn.Module, kind: Any, options: dict[str, Any], body: list[tuple[str, nn.Parameter]]) -> Optimizer:
+    """An optimizer of the class `kind` on these parameters of the body."""
+    if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
+        raise TypeError(f"base must be a torch.optim.Optimizer class or instance, got {kind!r}")
+    options = {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
+    misplaced = sorted({"ridge", "forgetting", "bias_ridge"} & set(options) - set(inspect.signature(kind).parameters))
+    if misplaced:
+        settings = ", ".join(f"{name}={options[name]!r}" for name in misplaced)
+        raise TypeError(
+            f"{misplaced[0]} is a setting of the head solver and not of {kind.__name__}: "
+            f"write SepSA(model, {kind.__name__}, solver=RLS({settings}))"
+        )
+    refuse_unfit(model, kind, body)
+    return kind([{"params": [parameter for _, parameter in body]}], **options)
+
+
+def build_several(model: nn.Module, parts: Sequence[Any], body: list[tuple[str, nn.Parameter]]) -> Optimizer:
+    """One optimizer for each part, on the parameters that it selects from those not selected before."""
+    optimizers = []
+    for i, part in enumerate(parts):
+        if not (isinstance(part, tuple) and len(part) == 3 and isinstance(part[1], dict)):
+            raise TypeError(f"base[{i}] must be (optimizer class, dict of options, which parameters), got {part!r}")
+        kind, options, selects = part
+        chosen = [(name, p) for name, p in body if selects is None or selects(name, p)]
+        if not chosen and selects is not None:
+            raise ValueError(
+                f"base[{i}] selects no parameter that is left of {few([n for n, _ in body])}: its third item is called "
+                "with name and parameter, and is None for all that are left"
+            )
+        if chosen:
+            taken = {id(p) for _, p in chosen}
+            body = [(name, p) for name, p in body if id(p) not in taken]
+            optimizers.append(build_one(model, kind, options, chosen))
+    if body or not optimizers:
+        raise ValueError(
+            f"base has no optimizer for {few([name for name, _ in body])}: end it with one for the rest, as "
+            "(torch.optim.AdamW, {'lr': 1e-3}, None)"
+        )
+    return JointOptimizer(optimizers)
+
+
+def refuse_unfit(model: nn.Module, kind: type[Optimizer], body: list[tuple[str, nn.Parameter]]) -> None:
+    """Raise an error for optimizers that evaluate the model several times per step or cannot train these parameters."""
+    if issubclass(kind, torch.optim.LBFGS):
+        raise ValueError(
+            "base LBFGS evaluates the model several times a step, and the head would learn the same samples each time: "
+            "use Adam, SGD or another optimizer that evaluates it once"
+        )
+    tables = [m for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse]
+    sparse = {id(table.weight) for table in tables}
+    for limited, moves, fits, cure in (
+        ("Muon", "matrices", lambda p: p.ndim == 2, "sepsa.muon(model, lr=...), or a list"),
+        ("SparseAdam", "sparse embeddings", lambda p: id(p) in sparse, "a list"),
+    ):
+        unfit = [name for name, p in body if not fits(p)] if issubclass(kind, getattr(torch.optim, limited, ())) else []
+        if unfit:
+            raise ValueError(
+                f"base {kind.__name__} trains only {moves}, not {few(unfit)}: use base={cure} "
+                f"[(torch.optim.{limited}, {{...}}, selects), (torch.optim.AdamW, {{...}}, None)], where selects is a "
+                "function of name and parameter"
+            )
+
+
+def few(names: list[str]) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def warn_left_out(model: nn.Module, heads: dict[str, nn.Linear], given: Iterable[Tensor]) -> None:
+    """Warn of body parameters that require a gradient but are not in the given base."""
+    learns = [*heads.values(), *(observer.head for observer in observers_of(model))]
+    moved = {id(p) for p in (*given, *(p for head in learns for p in head.parameters()))}
+    names = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in moved]
+    if names:
+        warnings.warn(
+            f"base does not train {few(names)}: build it on these parameters too, or call "
+            "requires_grad_(False) on them",
+            stacklevel=4,
+        )
+
+
+def refuse_other_heads(model: nn.Module, heads: dict[str, nn.Linear], parameters: Iterable[Tensor]) -> None:
+    """Raise an error for body parameters that belong to the head of another SepSA."""
+    moved = {id(parameter) for parameter in parameters}
+    for observer in observers_of(model):
+        if observer.head not in heads.values() and any(id(p) in moved for p in observer.head.parameters()):
+            raise ValueError(
+                f"another SepSA trains the head {observer.name!r} of this model, and base would train it too: "
+                "pass base an optimizer without its parameters, or call detach() on the other SepSA"
+            )
+
+
+def refuse_head_parameters(heads: dict[str, nn.Linear], parameters: Iterable[Tensor]) -> None:
+    """Raise an error for body parameters that belong to a head."""
+    named = {id(p): f"{head_name}.{name}" for head_name, head in heads.items() for name, p in head.named_parameters()}
+    for parameter in parameters:
+        if id(parameter) in named:
+            raise ValueError(
+                f"base owns the head's parameter {named[id(parameter)]!r}, which the head solver trains: "
+                "build it on the other parameters, or pass its class and let SepSA build it"
+            )

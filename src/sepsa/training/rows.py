@@ -1,0 +1,105 @@
+"""Rows and masks: which rows of a batch have a target, and which of them feed the head."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sepsa.heads.base.checks import check_rows, check_weight
+from sepsa.ranks.exchange import Samples
+
+# The class index that torch's losses ignore by default.
+IGNORE_INDEX = -100
+_FLOATING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+_SIGNED = frozenset({torch.int8, torch.int16, torch.int32, torch.int64})
+
+
+def may_be_missing(targets: Tensor) -> bool:
+    """Whether targets on a CPU hold a NaN or a negative class index, by one cheap call: a NaN does not equal itself."""
+    if targets.dtype in _FLOATING:
+        return targets.layout is torch.strided and not torch.equal(targets, targets)
+    return targets.dtype in _SIGNED and targets.numel() > 0 and targets.min().item() < 0
+
+
+def observed_rows(features: Tensor, targets: Tensor, partial: bool = False) -> Tensor | None:
+    """A mask (n,) of the rows that have a target: not NaN, and as a class index not -100. None where all rows have one.
+
+    A row with some outputs observed and others not is refused, because one curvature serves all outputs of a head,
+    unless the solver learns from `partial` targets.
+    """
+    n = features.numel() // max(1, features.shape[-1])
+    if not targets.numel() or targets.numel() % max(n, 1):
+        return None
+    each = targets.detach().reshape(n, -1)
+    if partial:
+        missing = (each.isnan() if targets.is_floating_point() else each == IGNORE_INDEX).all(1)
+    elif targets.is_floating_point():
+        absent = each.isnan()
+        some = absent.any(1) & ~absent.all(1)
+        if bool(some.any()):
+            raise ValueError(
+                f"targets must be finite, or NaN for all outputs of a sample, got {int(some.sum())} samples that are "
+                "partly observed: this solver has one curvature for all outputs; for one each, take "
+                "solver=PerOutput(RLS()), or LogisticNewton() for labels, or heads of their own, "
+                "SepSA(model, base, head=[...])"
+            )
+        missing = absent[:, 0]
+    elif targets.shape != features.shape[:-1]:
+        return None
+    else:
+        missing = each[:, 0] == IGNORE_INDEX
+    return ~missing if bool(missing.any()) else None
+
+
+def are_labels(features: Tensor, targets: Tensor) -> bool:
+    """Whether targets are class indices, one for each row of features."""
+    return not targets.is_floating_point() and targets.shape == features.shape[:-1]
+
+
+def weight_rows(weight: Tensor, n: int) -> Tensor:
+    """Weights of n samples as (n,), or as (n, out_features) where each output has one."""
+    return weight.reshape(n) if weight.numel() == n else weight.reshape(n, -1)
+
+
+def check_dense(name: str, value: Tensor) -> None:
+    """Raise an error for a value that is not a tensor, or a tensor that cannot be indexed by rows."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+    if value.is_nested:
+        raise TypeError(f"{name} must be a dense tensor, got a nested one: pad it, with sample_weight 0 for padding")
+    if value.layout is not torch.strided:
+        raise TypeError(f"{name} must be a dense tensor, got {value.layout}: call {name}.to_dense()")
+    if value.is_quantized:
+        raise TypeError(f"{name} must be a dense tensor, got {value.dtype}: call {name}.dequantize()")
+
+
+# ---------------------------------------------------------------------- of an `Observation` by its `Observer`
+
+
+def check_samples(observer: Any, observation: Any, features: Tensor, per_output_weight: bool) -> None:
+    """Raise an error for samples that cannot be indexed by rows; the solver checks integer targets."""
+    targets = observation.targets
+    integers = not targets.is_floating_point() and (observer.partial_targets or are_labels(features, targets))
+    check_rows(observer.head, features, None if integers else targets)
+    if not per_output_weight:
+        check_weight(observer.head, features, observation.sample_weight)
+
+
+def draw(observer: Any, observation: Any, features: Tensor) -> Samples:
+    """Draw `head_fraction` of the observed rows at random."""
+    targets, sample_weight = observation.targets, observation.sample_weight
+    flat = features.reshape(-1, features.shape[-1])
+    n = len(flat)
+    if observation.observed is None:
+        rows = torch.randperm(n, generator=observer.generator)
+    else:
+        rows = observation.observed.nonzero()[:, 0].cpu()
+        if observer.head_fraction < 1.0:
+            rows = rows[torch.randperm(len(rows), generator=observer.generator)]
+    rows = rows[: math.ceil(observer.head_fraction * len(rows))].to(flat.device)
+    weight = None if sample_weight is None else weight_rows(sample_weight, n)[rows]
+    targets = targets.reshape(-1) if are_labels(features, targets) else targets.reshape(n, -1)
+    return Samples(flat[rows], targets[rows], weight)
