@@ -306,6 +306,7 @@ class DataSetGraphs:
             room = max(len(order), 4 * len(self.order))  # each size is compiled again
             self.order = order.new_zeros(room, order.shape[1])
             self.graphs = {}  # they read the old order's memory
+            self.warm = min(self.warm, WARM_UP - 1)  # what is compiled again must run before it is recorded
         self.order[: len(order)].copy_(order)
         self.place.zero_()
         done = 0
