@@ -9,8 +9,8 @@ Code, comments, links and headings state none: write a setting as code, `forgett
 
 A result must stand, rounded as printed, in a JSON under benchmarks/ or results/ that the text names: in the same table
 row, list item or paragraph, or else in the same section, or else in a section around it. A script stands for the JSON
-of its name, and a comment names one where the text should not: <!-- results: benchmarks/step_cost.json -->. Where the
-JSON knows a table's row or column by name, the number must stand under that name; and the numbers of
+of its name, and a comment names one where the text should not: <!-- results: benchmarks/loops/step_cost.json -->.
+Where the JSON knows a table's row or column by name, the number must stand under that name; and the numbers of
 "1.02 [1.01, 1.05]" or "8.27 ± 0.66" must stand together, as median and quartiles or mean and deviation of one thing.
 
 Of a list of numbers its summary counts (mean, deviation, quartiles, range, length), not each entry, and rows of the
@@ -63,21 +63,20 @@ ASKED = {"wanted"}  # columns that say what was asked for, not what came
 PRINTS = {
     f"benchmarks/{name}.json"
     for name in (
-        "prequential",
-        "experts",
-        "real_streams",
-        "uci",
-        "bandit",
-        "continual",
-        "reservoir",
-        "networks",
-        "language",
-        "engines",
-        "outliers",
-        "printed_pages",
-        "dayahead",
-        "m4",
-        "forecast_path",
+        "forecast/dayahead",
+        "forecast/forecast_path",
+        "forecast/m4",
+        "forecast/reservoir",
+        "loops/language",
+        "loops/networks",
+        "streams/bandit",
+        "streams/continual",
+        "streams/engines",
+        "streams/experts",
+        "streams/outliers",
+        "streams/prequential",
+        "streams/printed_pages",
+        "streams/real_streams",
     )
 }
 COMMANDS = {"python -m reproduction report": "results/table3.json"}
@@ -87,7 +86,7 @@ SCALES = {"": (1.0,), "%": (1.0, 100.0), "points": (1.0, 100.0), "ms": (1.0, 1e3
 NUMBER = re.compile(r"(?<![\w.,/^-])[-−+]?(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(e[+-]?\d+)?(?![\w.]*\.\d)(?![A-Za-z])")
 SOURCE = re.compile(r"\b((?:benchmarks|results)/[\w./-]+?)\.(?:py|json|png|svg)\b")
 # Tests compare these as a whole.
-GENERATED = re.compile(r"<!-- (table3|prequential|uci) begin -->.*?<!-- \1 end -->", re.DOTALL)
+GENERATED = re.compile(r"<!-- (table3|prequential) begin -->.*?<!-- \1 end -->", re.DOTALL)
 
 
 class Result(NamedTuple):
@@ -279,7 +278,7 @@ def derived(page: str) -> tuple[Value, ...]:
     """What a page computes from committed numbers."""
     found: list[tuple[str, float]] = []
     if page == "docs/performance.md":  # ratios of two contestants, turn by turn
-        turns = json.loads((ROOT / "benchmarks/stream.json").read_text(encoding="utf-8"))["contestants"]
+        turns = json.loads((ROOT / "benchmarks/streams/stream.json").read_text(encoding="utf-8"))["contestants"]
         for ours, theirs in (
             ("sepsa in River", "River LinearRegression"),
             ("sepsa default learner", "sepsa network alone"),
@@ -413,10 +412,11 @@ def changed(source: str) -> list[str] | None:
 
 def print_ages() -> None:
     """Say which JSON files of benchmarks/ are older than the code that they measured."""
-    ages = {path.name: changed(f"benchmarks/{path.name}") for path in sorted((ROOT / "benchmarks").glob("*.json"))}
+    files = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "benchmarks").rglob("*.json"))
+    ages = {name: changed(name) for name in files}
     for name, sources in ages.items():
         if sources:
-            print(f"benchmarks/{name} is older than {', '.join(sources)}")
+            print(f"{name} is older than {', '.join(sources)}")
     unknown = [name for name, sources in ages.items() if sources is None]
     print("no record of their code:", ", ".join(unknown) or "none")
     old = sum(map(bool, ages.values()))

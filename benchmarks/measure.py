@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from check_numbers import ROOT, source_hash
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
+from benchmarks.check_numbers import ROOT, source_hash
 from sepsa import SepSA
 
 __all__ = [
@@ -134,12 +134,12 @@ def median_and_quartiles(values: Mapping[str, float], form: str = ".3f") -> str:
     return f"{values['median']:{form}} [{values['q25']:{form}}, {values['q75']:{form}}]"
 
 
-def write(script: str, result: dict[str, Any]) -> None:
-    """Write the raw numbers to the JSON of this name, beside the scripts.
+def write(script: str | Path, result: dict[str, Any]) -> None:
+    """Write the raw numbers to the JSON of this name, beside its script.
 
     Where `result` continues an older JSON it has the sources of that one, so that its oldest part tells its age.
     """
-    path = Path(__file__).with_name(Path(script).stem).with_suffix(".json")
+    path = Path(script).resolve().with_suffix(".json")
     path.write_text(json.dumps(machine() | result, indent=1) + "\n")
     print(f"written to {path}")
 

@@ -28,7 +28,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from measure import machine
+
+from benchmarks.measure import machine
 
 HALVES = ("choice", "report")
 KINDS = NUMBER, LABEL = ("regression", "classification")

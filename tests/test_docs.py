@@ -298,7 +298,7 @@ def test_a_row_is_rewritten_where_its_script_prints_one_row_of_that_name(numbers
     head = ("| method | loss |", "|---|---|")
     told = ("to zero", *head, "| AdamW | 0.9 |", "| Muon | 0.8 |", "", "to a tenth", *head, "| AdamW | 0.7 |")
     monkeypatch.setattr(numbers, "output", lambda source: told)
-    page = "# GPT\n\n`benchmarks/language.py`\n\n" + "\n".join([*head, "| AdamW | 0.9 |", "| Muon | 0.1 |"])
+    page = "# GPT\n\n`benchmarks/loops/language.py`\n\n" + "\n".join([*head, "| AdamW | 0.9 |", "| Muon | 0.1 |"])
     assert numbers.rewritten(page) == page.replace("0.1", "0.8")
 
 
@@ -340,9 +340,8 @@ def test_the_generated_tables_are_those_of_the_records():
 
 
 def test_generated_tables_are_what_the_script_prints(monkeypatch, capsys):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
     monkeypatch.setattr(sys, "argv", ["prequential.py", "--table"])
-    runpy.run_path(str(ROOT / "benchmarks" / "prequential.py"), run_name="__main__")
+    runpy.run_module("benchmarks.streams.prequential", run_name="__main__")
     printed = capsys.readouterr().out.splitlines()
     for page in ("docs/streams.md", "docs/how-to-choose.md"):
         text = (ROOT / page).read_text(encoding="utf-8")

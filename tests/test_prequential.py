@@ -1,10 +1,9 @@
-"""benchmarks/prequential.py: who takes part, what is measured, and how results are counted."""
+"""benchmarks/streams/prequential.py: who takes part, what is measured, and how results are counted."""
 
 import importlib
 import json
 import math
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,9 +16,8 @@ LABELS = ("wine", "digits")  # classifications of it
 
 
 @pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
-    return importlib.import_module("prequential")
+def script():
+    return importlib.import_module("benchmarks.streams.prequential")
 
 
 def result(stream, model, error, seed=0, **more):

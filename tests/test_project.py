@@ -123,6 +123,22 @@ def test_the_files_of_make_check_and_make_portable_exist():
     assert [file for file in files if not (ROOT / file.partition("::")[0]).exists()] == []
 
 
+def test_the_index_of_benchmarks_has_every_script_and_json():
+    from benchmarks import index
+
+    page = read("benchmarks/README.md")
+    folders = {path.name for path in (ROOT / "benchmarks").iterdir() if any(path.glob("*.py"))}
+    assert folders == set(index.SUBJECTS)
+    links = set(re.findall(r"\]\(([\w/.-]+)\)", page))
+    assert {link for link in links if not (ROOT / "benchmarks" / link).exists()} == set()
+    files = [path for folder in folders for path in (ROOT / "benchmarks" / folder).iterdir()]
+    listed = [path for path in files if path.suffix in (".py", ".json") and path.stem != "vocabulary"]
+    assert len(listed) > 80
+    assert {path.relative_to(ROOT / "benchmarks").as_posix() for path in listed} <= links, "run benchmarks/index.py"
+    rows = [index.row(path).split("|")[2] for path in listed if path.suffix == ".py"]
+    assert not [row for row in rows if row not in page], "run benchmarks/index.py"
+
+
 def test_the_map_of_files_is_that_of_the_docstrings():
     page = runpy.run_path(str(ROOT / "docs" / "map.py"))["page"]()
     assert page.startswith("# The files of the project\n")  # the title in the navigation

@@ -1,9 +1,8 @@
-"""benchmarks/stream_speed.py: who takes part, and that what is timed is what is judged."""
+"""benchmarks/streams/stream_speed.py: who takes part, and that what is timed is what is judged."""
 
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,11 +12,9 @@ from river_models import THERE
 
 @pytest.fixture(scope="module")
 def bench():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
-        import stream_speed
+    from benchmarks.streams import stream_speed
 
-        yield stream_speed
+    return stream_speed
 
 
 @pytest.fixture
@@ -44,7 +41,7 @@ def installed(bench):
     ids=["x86", "arm", "board"],
 )
 def test_the_processor_is_called_by_its_name(cpuinfo, lscpu, name, bench, monkeypatch):
-    import measure
+    from benchmarks import measure
 
     monkeypatch.setattr(measure.Path, "read_text", lambda self, **options: cpuinfo)
     monkeypatch.setattr(measure.subprocess, "run", lambda *a, **options: subprocess.CompletedProcess(a, 0, lscpu))

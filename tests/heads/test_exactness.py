@@ -1,19 +1,15 @@
-"""Heads are exact for features of any scale, or say that they are not: a part of benchmarks/exactness.py."""
+"""Heads are exact for features of any scale, or say that they are not: a part of benchmarks/heads/exactness.py."""
 
 import copy
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from benchmarks.heads import exactness
 from sepsa import RLS
 from sepsa.heads import LogisticNewton, PrecisionWarning, SoftmaxNewton
-
-with pytest.MonkeyPatch.context() as patch:  # for this import alone
-    patch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    import exactness
 
 TABLES = (
     "standardized", "all features + 1e+05", "factors 1e-12 to 1e12", "time stamp in milliseconds", "one row x 1e6",

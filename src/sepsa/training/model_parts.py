@@ -79,7 +79,7 @@ def check_head(name: str, head: nn.Linear) -> None:
             )
 
 
-# Solvers by the loss that a user names, with settings that fit most networks: benchmarks/defaults.py and
+# Solvers by the loss that a user names, with settings that fit most networks: benchmarks/heads/defaults.py and
 # class_defaults.py.
 DEFAULTS: dict[str, Callable[[], HeadSolver]] = {
     "squared": lambda: RLS(ridge="evidence"),

@@ -30,7 +30,7 @@ from sepsa.states.schema import Entries
 from sepsa.validation import in_range
 
 _SMALL_RIDGE = 1e-12
-NOISE_FACTOR = 3.0  # by comparison: benchmarks/class_defaults.py
+NOISE_FACTOR = 3.0  # by comparison: benchmarks/heads/class_defaults.py
 KEYS = CrossEntropyState._fields[:-3]  # weights and ridge follow from the settings, T from A
 
 

@@ -43,7 +43,7 @@ class SoftmaxNewton(NewtonHead):
         label_smoothing: Weight in [0, 1) of the uniform distribution in the targets, as in `torch.nn.CrossEntropyLoss`.
         class_weight: One positive factor per class on the loss of its samples; two factors for a head with one output.
         noise_factor: With `ridge="evidence"`, a factor on the ridge. A body that learns below the head fits the same
-            samples, which the evidence does not know; 3 is by comparison (benchmarks/class_defaults.py).
+            samples, which the evidence does not know; 3 is by comparison (benchmarks/heads/class_defaults.py).
 
     Attributes:
         linear: The `nn.Linear` that the solver is bound to, or None.

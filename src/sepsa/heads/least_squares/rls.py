@@ -60,7 +60,7 @@ class RLS(OwnsHead):
             may have an offset, and by evidence in proportion to a ridge below 10; "ridge": `ridge`.
         noise_factor: With `ridge="evidence"`, a factor on the variance of the noise that the residuals show. A body
             that learns below the head fits the same samples, which they do not show; 8 is by comparison
-            (benchmarks/defaults.py). Choose 1 for features that nothing changes.
+            (benchmarks/heads/defaults.py). Choose 1 for features that nothing changes.
         dtype: Dtype of the arithmetic. None: float64, or float32 on MPS. Features and targets may have any floating
             dtype.
 
