@@ -31,7 +31,7 @@ PATH, PORT, EVERY = sys.argv[1], int(sys.argv[2]), 100  # samples and new ids be
 TOKEN = os.environ.get("SEPSA_TOKEN") or sys.exit("SEPSA_TOKEN must hold the token that clients send, got nothing")
 LONGEST, KEYS = 100_000, 1000  # bytes of a request; the last keys, which a checkpoint holds too
 PATIENCE = 20  # seconds in which a client that is refused may send the rest
-writing = threading.Lock()  # one writer; readers need no lock and see the state before or after a sample
+writing = threading.Lock()  # one writer; readers need no lock: each answer is of the state before or after a sample
 model, keys, learned, unsaved = Delayed(SepSARegressor(seed=0)), {}, 0, 0
 if os.path.exists(PATH):
     model, (learned, keys) = Delayed.load(PATH), inspect(PATH).position

@@ -1,13 +1,17 @@
-"""Steps that happen whole or not at all: Ctrl-C waits for their end, and an error leaves what was before."""
+"""Steps that happen whole or not at all: Ctrl-C and forks wait for their end, and an error leaves what was before."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 try:  # Python's own signal module turns numbers into enums and back, which takes ten times as long.
     from _signal import getsignal as _getsignal  # type: ignore[import-not-found]
@@ -63,3 +67,66 @@ def whole_change(owner: Any) -> Iterator[Any]:
     other = owner.copy()
     yield other
     owner.__dict__.update(other.__dict__)
+
+
+# ---------------------------------------------------------------------- threads and forks
+
+PATIENCE = 0.5  # seconds that a fork waits for the calls of other threads: a longer one changes a copy until its end
+_locks: WeakValueDictionary[int, Any] = WeakValueDictionary()
+_held = threading.local()
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def new_lock() -> Any:
+    """A re-entrant lock for an object that threads share.
+
+    A process that forks waits until no other thread holds it, so that its child has the object whole, and the lock
+    free: the thread that would release it does not exist there.
+    """
+    lock: Any = threading.RLock()
+    _locks[id(lock)] = lock
+    return lock
+
+
+def lock_of(owner: Any) -> Any:
+    """The lock of an object whose constructor may set nothing but its parameters."""
+    lock = vars(owner).get("_lock")
+    return vars(owner).setdefault("_lock", new_lock()) if lock is None else lock
+
+
+def locked(method: Method) -> Method:
+    """A method that one thread at a time calls of an object."""
+
+    @wraps(method)
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        with lock_of(self):
+            return method(self, *args, **options)
+
+    return call  # type: ignore[return-value]
+
+
+def _all_locks() -> list[Any]:
+    return [lock for reference in _locks.valuerefs() if (lock := reference()) is not None]
+
+
+def _before_fork() -> None:
+    end = time.monotonic() + PATIENCE
+    taken = (lock for lock in _all_locks() if lock.acquire(timeout=max(0.0, end - time.monotonic())))
+    _held.locks = {id(lock): lock for lock in taken}
+
+
+def _after_fork_in_parent() -> None:
+    for lock in _held.locks.values():
+        lock.release()
+
+
+def _after_fork_in_child() -> None:
+    for lock in _all_locks():
+        if id(lock) in _held.locks:
+            lock.release()
+        else:
+            lock._at_fork_reinit()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import threading
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -29,7 +28,7 @@ from sepsa.forecast.rows import (
 )
 from sepsa.forecast.seasons import check_seasons
 from sepsa.forecast.times import Moments, Time, Times, read_times
-from sepsa.interrupt import DeferredInterrupt
+from sepsa.interrupt import DeferredInterrupt, locked, new_lock
 from sepsa.learner.arithmetic.robust import HUGE
 from sepsa.learner.memory.parts import Floats
 from sepsa.states import schema
@@ -125,7 +124,7 @@ class SepSAForecaster(Saves):
         self.every, self.start, self.known_ahead, self.seed = every, start, known_ahead, seed
         self._limits = check_bounds(bounds)
         self._check_blocks()
-        self._lock = threading.RLock()
+        self._lock = new_lock()
         self._reset()
 
     def _check_blocks(self) -> None:
@@ -253,10 +252,12 @@ class SepSAForecaster(Saves):
         """Recent mean absolute errors (series, horizon): of the forecasts, of the last value and of each season's."""
         return {} if self._model is None else self._model.errors()
 
+    @locked
     def clock(self) -> Clock:
         """Return a copy of the clock, which is at the last row."""
         return self._clock.copy()
 
+    @locked
     def times(self, horizon: int | None = None) -> list[Time | None]:
         """Return the times of the next rows, as forecasts have them: dates or numbers; None without times.
 
@@ -491,6 +492,7 @@ class SepSAForecaster(Saves):
 
     # ------------------------------------------------------------------ forecasts
 
+    @locked
     def forecast(
         self, horizon: int | None = None, xs: Ahead | None = None
     ) -> list[float] | list[dict[Hashable, float]]:
@@ -509,6 +511,7 @@ class SepSAForecaster(Saves):
         made, _ = self._forecast(horizon, xs)
         return self._labelled(made.tolist())
 
+    @locked
     def intervals(
         self,
         horizon: int | None = None,
@@ -535,24 +538,24 @@ class SepSAForecaster(Saves):
         low, high = interval(quantiles, coverage, self._limits)
         return self._labelled([list(zip(*ends, strict=True)) for ends in zip(low.tolist(), high.tolist(), strict=True)])
 
+    @locked
     def _forecast(self, horizon: int | None, xs: Ahead | None = None, E: Floats | None = None) -> tuple[Floats, Floats]:
         """The forecasts (m, steps) and their quantiles; inputs ahead are `xs`, or E in the order of their names."""
         steps = self._check_horizon(horizon)
-        with self._lock:
-            if self._model is None:
-                raise ValueError(NO_ROW)
-            if not self._history.reach():
-                raise ValueError(
-                    f"the {self.horizon} rows that are forecast every {self.every} rows have come: the next forecast "
-                    "is made when the block is complete"
-                )
-            if E is None:
-                rows = [in_order("xs", self._inputs, *read_inputs(x)) for x in xs or ()]
-                E = np.array(rows).reshape(len(rows), len(self._inputs))
-            E = E[:steps] if self.every == 1 else E
-            self._history.check_ahead(len(E))
-            made, quantiles = self._model.forecast(E)
-            return made[:, :steps], quantiles[..., :steps]
+        if self._model is None:
+            raise ValueError(NO_ROW)
+        if not self._history.reach():
+            raise ValueError(
+                f"the {self.horizon} rows that are forecast every {self.every} rows have come: the next forecast "
+                "is made when the block is complete"
+            )
+        if E is None:
+            rows = [in_order("xs", self._inputs, *read_inputs(x)) for x in xs or ()]
+            E = np.array(rows).reshape(len(rows), len(self._inputs))
+        E = E[:steps] if self.every == 1 else E
+        self._history.check_ahead(len(E))
+        made, quantiles = self._model.forecast(E)
+        return made[:, :steps], quantiles[..., :steps]
 
     def _labelled(self, series: list[list[Value]]) -> list[Value] | list[dict[Hashable, Value]]:
         """The numbers or pairs of each series and step as those of each step, or as dicts of them."""
@@ -632,6 +635,7 @@ class SepSAForecaster(Saves):
     def predict(
         self, horizon: int | None = None, X: ArrayLike | None = None, *, quantiles: Sequence[float]
     ) -> tuple[Floats, dict[float, Floats]]: ...
+    @locked
     def predict(
         self,
         horizon: int | None = None,
@@ -707,6 +711,7 @@ class SepSAForecaster(Saves):
         index = None if times[0] is None else pd.Index(times)
         return pd.Series(out, index) if self._flat else pd.DataFrame(out, index, columns=pd.Index(self._names or []))
 
+    @locked
     def score(self, y: ArrayLike, X: ArrayLike | None = None) -> float:
         """Return the mean absolute error of the forecasts of the next rows.
 
@@ -719,6 +724,7 @@ class SepSAForecaster(Saves):
         self._check_times("y", table)
         return float(np.nanmean(np.abs(arranged("y", self._names or [], table) - made.T)))
 
+    @locked
     def plot(
         self, series: Hashable | None = None, *, coverage: Sequence[float] = (0.9, 0.5), ax: Axes | None = None
     ) -> Axes:
@@ -742,21 +748,21 @@ class SepSAForecaster(Saves):
 
     # ------------------------------------------------------------------ saving
 
+    @locked
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain data; a forecaster with the same parameters that loads it continues with the same
         bits.
         """
-        with self._lock:
-            return {
-                "names": None if self._names is None else [pack_label(name) for name in self._names],
-                "inputs": [pack_label(name) for name in self._inputs],
-                "frame": self._frame,
-                "column": self._column,
-                "clock": self._clock.state_dict(),
-                "waiting": [[y.copy(), e.copy()] for y, e in self._waiting],
-                "refused": self._refused,
-                **self._history.state_dict(settled=not self._clock.first),
-            }
+        return {
+            "names": None if self._names is None else [pack_label(name) for name in self._names],
+            "inputs": [pack_label(name) for name in self._inputs],
+            "frame": self._frame,
+            "column": self._column,
+            "clock": self._clock.state_dict(),
+            "waiting": [[y.copy(), e.copy()] for y, e in self._waiting],
+            "refused": self._refused,
+            **self._history.state_dict(settled=not self._clock.first),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a saved state.

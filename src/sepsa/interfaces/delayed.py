@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from river import base
 from sklearn.base import BaseEstimator
 
-from sepsa.interrupt import DeferredInterrupt
+from sepsa.interrupt import DeferredInterrupt, locked, new_lock
 from sepsa.states import schema
 from sepsa.states.objects import MISFITS, Saves, has_state, rebuilt_as
 from sepsa.states.plain import pack_label, packed, unpack_label
@@ -53,7 +52,7 @@ class Delayed(Saves, base.Wrapper, base.Estimator, BaseEstimator):  # type: igno
     def __init__(self, model: Any, max_open_ids: int = 100_000) -> None:
         self.model, self.max_open_ids, self.dropped_ids_ = model, at_least("max_open_ids", max_open_ids, 1), 0
         self._open: dict[str, str] = {}  # keys, names and values of samples by identifier, as `packed` writes them
-        self._lock = threading.RLock()
+        self._lock = new_lock()
 
     @property
     def open_ids_(self) -> int:
@@ -141,11 +140,12 @@ class Delayed(Saves, base.Wrapper, base.Estimator, BaseEstimator):  # type: igno
     def __sklearn_clone__(self) -> Delayed:
         return self.clone()
 
+    @locked
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_lock"}
+        return {name: value for name, value in vars(self).items() if name != "_lock"} | {"_open": dict(self._open)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ = state | {"_lock": threading.RLock()}
+        self.__dict__ = state | {"_lock": new_lock()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the model's state and the open samples as nested dicts and lists of arrays, numbers and strings."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import pickle
 import sys
-import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import check_array, check_random_state, check_X_y
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
+from sepsa.interrupt import lock_of, locked
 from sepsa.learner.arithmetic.robust import HUGE
 from sepsa.learner.columns.frame import FrameEncoder, all_numbers, as_pandas, check_numbers, in_order, is_frame
 from sepsa.learner.columns.inputs import CLASS_MEANS
@@ -87,7 +87,7 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
         """One thread at a time; an error or an interrupt leaves the estimator as it was."""
-        with self.__dict__.setdefault("_lock", threading.RLock()):
+        with lock_of(self):
             before = dict(self.__dict__)
             try:
                 yield
@@ -270,6 +270,7 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
         return int(self._learner.engine.outliers)
 
     @property
+    @locked
     def chosen_(self) -> dict[str, Any]:
         """The head with the largest weight.
 
@@ -290,6 +291,7 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
 
     # ------------------------------------------------------------------ saving
 
+    @locked
     def state_dict(self) -> dict[str, Any]:
         """Return the fitted state as nested dicts and lists of arrays, numbers and strings.
 
@@ -356,6 +358,7 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
             self.__dict__ = {name: value for name, value in self.__dict__.items() if not name.endswith("_")} | loaded
 
     # The learner is pickled as bytes: joblib may map arrays read-only, and a learner writes to its own.
+    @locked
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = dict(super().__getstate__())
         state.pop("_lock", None)

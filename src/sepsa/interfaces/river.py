@@ -20,7 +20,6 @@ probabilities.
 from __future__ import annotations
 
 import math
-import threading
 import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
@@ -41,6 +40,7 @@ from sepsa.interfaces.river_input import (
     read_weights,
     values_in_order,
 )
+from sepsa.interrupt import locked, new_lock
 from sepsa.learner.arithmetic.robust import HUGE
 from sepsa.learner.calibration import probabilities
 from sepsa.learner.engine.options import BODIES
@@ -72,7 +72,7 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
         self._pending_features: dict[Hashable, list[float]] = {}  # features not entered yet, with their values
         self._outputs: Names = {}
         self._target_name: str | None = None
-        self._lock = threading.RLock()
+        self._lock = new_lock()
         self._new_learner(1, 1)  # checks the options
 
     @classmethod
@@ -101,12 +101,14 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
         """All outputs after these targets, new ones last in order of appearance, and the values (n, outputs)."""
         raise NotImplementedError
 
+    @locked
     def __getstate__(self) -> dict[str, Any]:
         own: Any = super().__getstate__()
-        return stamp({name: value for name, value in own.items() if name != "_lock"})
+        copied = None if self._learner is None else self._learner.copy()  # others may learn before it is written
+        return stamp({name: value for name, value in own.items() if name != "_lock"} | {"_learner": copied})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._take(**check_stamp(state), _lock=threading.RLock())
+        self._take(**check_stamp(state), _lock=new_lock())
 
     def _take(self, **attributes: Any) -> None:
         """Set several attributes at once: an interrupt comes before all of them or after."""
@@ -114,22 +116,20 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
 
     # ------------------------------------------------------------------ saving
 
+    @locked
     def state_dict(self) -> dict[str, Any]:
         """Return the state as nested dicts and lists of arrays, numbers and strings.
 
         A model with the same parameters that loads it continues with the same bits.
         """
-        with self._lock:
-            return {
-                "model": type(self).__name__,
-                "features": [pack_label(name) for name in self._features],
-                "pending_features": [
-                    [pack_label(name), list(values)] for name, values in self._pending_features.items()
-                ],
-                "outputs": [pack_label(name) for name in self._outputs],
-                "target_name": self._target_name,
-                "learner": None if self._learner is None else self._learner.state_dict(),
-            }
+        return {
+            "model": type(self).__name__,
+            "features": [pack_label(name) for name in self._features],
+            "pending_features": [[pack_label(name), list(values)] for name, values in self._pending_features.items()],
+            "outputs": [pack_label(name) for name in self._outputs],
+            "target_name": self._target_name,
+            "learner": None if self._learner is None else self._learner.state_dict(),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a saved state.
@@ -188,12 +188,12 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
         Raises:
             ValueError: A value is wrong; nothing changed.
         """
-        learner, targets = self._learner, self._known_targets(y)
-        values = None if targets is None else values_in_order(x, self._features, learner)
-        if values is None or targets is None or learner is None or (w != 1.0 and not read_weight(w)):
-            self._learn_row(x, y, w)
-        else:
-            with self._lock:
+        with self._lock:
+            learner, targets = self._learner, self._known_targets(y)
+            values = None if targets is None else values_in_order(x, self._features, learner)
+            if values is None or targets is None or learner is None or (w != 1.0 and not read_weight(w)):
+                self._learn_row(x, y, w)
+            else:
                 learner.learn_row(values, targets, w)
 
     def _known_targets(self, y: Any) -> list[float] | None:
@@ -203,17 +203,16 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
     def _learn_row(self, x: Any, target: Any, w: float) -> None:
         names, X = read_row(x)
         if read_weight(w) > 0:
-            with self._lock:
-                outputs, Y = self._read_targets([target])
-                late = any(name not in self._features and X[0, j] == X[0, j] for j, name in enumerate(names))
-                full = len(self._features) >= self.max_features
-                if late and full:
-                    self._warn_of_ignored(4)
-                if self._learner is None or (late and not full) or len(outputs) > len(self._outputs):
-                    self._learn(names, X, outputs, Y, np.array([float(w)]))
-                else:  # no copy is made where nothing grows
-                    values = in_columns(names, X, self._features)[0].tolist()
-                    self._learner.learn_row(values, Y[0].tolist(), float(w))
+            outputs, Y = self._read_targets([target])
+            late = any(name not in self._features and X[0, j] == X[0, j] for j, name in enumerate(names))
+            full = len(self._features) >= self.max_features
+            if late and full:
+                self._warn_of_ignored(4)
+            if self._learner is None or (late and not full) or len(outputs) > len(self._outputs):
+                self._learn(names, X, outputs, Y, np.array([float(w)]))
+            else:  # no copy is made where nothing grows
+                values = in_columns(names, X, self._features)[0].tolist()
+                self._learner.learn_row(values, Y[0].tolist(), float(w))
 
     def _predict_row(self, x: dict[Any, Any]) -> list[float] | None:
         """The outputs for x; None before the first sample."""
@@ -288,6 +287,7 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
         mean, variance = moments(clipped[:, None], np.ones(len(values)))
         return NewInput(row, name, float(mean[0]), float(reciprocal(np.sqrt(variance))[0]))
 
+    @locked
     def learn_many(self, X: Frame, y: Series, w: float | Series = 1.0) -> None:
         """Learn the rows of a frame, with the same result as `learn_one` row by row.
 
@@ -312,9 +312,9 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
         if not there.all():  # a row of weight 0 brings no feature and no class
             outputs, Y = self._read_targets([target for target, kept in zip(targets, there, strict=True) if kept])
         if there.any():
-            with self._lock:
-                self._learn(names, rows[there], outputs, Y, weights[there])
+            self._learn(names, rows[there], outputs, Y, weights[there])
 
+    @locked
     def predict_many(self, X: Frame) -> Any:
         """Predict the rows of a frame.
 
@@ -398,9 +398,10 @@ class SepSARegressor(StreamModel, base.MiniBatchRegressor):
         Returns:
             A number, or a `river.proba.Gaussian` whose variance is σ² (1 + φᵀBφ), with σ from recent errors.
         """
-        if with_dist:
-            return self._distributions(x, 1)[0]
-        row = self._predict_row(x)
+        with self._lock:
+            if with_dist:
+                return self._distributions(x, 1)[0]
+            row = self._predict_row(x)
         return 0.0 if row is None else row[0]
 
     def _answers(self, scores: Floats | None, rows: int) -> Sequence[Any] | Floats:
@@ -442,11 +443,13 @@ class SepSAMultiTargetRegressor(StreamModel, base.MultiTargetRegressor):  # type
         Returns:
             Numbers by target, or `river.proba.Gaussian`s with variances σ² (1 + φᵀBφ), with σ from recent errors.
         """
-        if with_dist:
-            return dict(zip(self._outputs, self._distributions(x, len(self._outputs)), strict=True))
-        row = self._predict_row(x)
+        with self._lock:
+            if with_dist:
+                return dict(zip(self._outputs, self._distributions(x, len(self._outputs)), strict=True))
+            row = self._predict_row(x)
         return {} if row is None else dict(zip(self._outputs, row, strict=True))
 
+    @locked
     def learn_many(self, X: Frame, y: Frame, w: float | Series = 1.0) -> None:
         """Learn the rows of a frame, with the same result as `learn_one` row by row.
 
@@ -515,8 +518,9 @@ class SepSAClassifier(StreamModel, base.MiniBatchClassifier):
         Returns:
             A label, or None before the first sample.
         """
-        row = self._predict_row(x)
-        return None if row is None else list(self._outputs)[row.index(max(row))]
+        with self._lock:
+            row = self._predict_row(x)
+            return None if row is None else list(self._outputs)[row.index(max(row))]
 
     def predict_proba_one(self, x: dict[Any, Any], **kwargs: Any) -> dict[Any, float]:
         """Predict the probability of each class for one sample.
@@ -528,15 +532,17 @@ class SepSAClassifier(StreamModel, base.MiniBatchClassifier):
         Returns:
             Probabilities by label; empty before the first sample.
         """
-        row = self._predict_row(x)
-        if row is None:
-            return {}
-        return dict(zip(self._outputs, self._probabilities(np.array([row]))[0].tolist(), strict=True))
+        with self._lock:
+            row = self._predict_row(x)
+            if row is None:
+                return {}
+            return dict(zip(self._outputs, self._probabilities(np.array([row]))[0].tolist(), strict=True))
 
     def _answers(self, scores: Floats | None, rows: int) -> list[Any]:
         labels = list(self._outputs)
         return [None] * rows if scores is None else [labels[k] for k in scores.argmax(1)]
 
+    @locked
     def predict_proba_many(self, X: Frame) -> Frame:
         """Predict the probability of each class for each row of a frame.
 

@@ -28,6 +28,7 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 
 from sepsa.interfaces.estimator import Rows, StreamEstimator, check_sizes
+from sepsa.interrupt import locked
 from sepsa.learner.calibration import (
     INVERSE_TEMPERATURES,
     accumulate,
@@ -153,6 +154,7 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
     @overload
     def predict(self, X: ArrayLike, return_std: bool) -> Floats | tuple[Floats, Floats]: ...
 
+    @locked
     def predict(self, X: ArrayLike, return_std: bool = False) -> Floats | tuple[Floats, Floats]:
         """Predict targets, on request with their standard deviation.
 
@@ -347,6 +349,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
             proba[rows, columns] = probabilities(some, loss[rows])
         return best if method == "predict" else proba
 
+    @locked
     def predict(self, X: ArrayLike) -> Labels:
         """Predict the most probable class of each row.
 
@@ -361,6 +364,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
             return (scores > 0.5).astype(np.int64)
         return self.classes_[scores.argmax(1)]
 
+    @locked
     def predict_proba(self, X: ArrayLike) -> Floats:
         """Predict the probability of each class.
 
@@ -384,6 +388,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         """
         return np.log(self.predict_proba(X))
 
+    @locked
     def decision_function(self, X: ArrayLike) -> Floats:
         """Predict scores whose logistic function or softmax is `predict_proba`.
 
