@@ -15,7 +15,7 @@ DIST := .venv-dist
 # For `make check`: a page, the goldens, which have a head solver and a stream of each kind, and fast files of every layer.
 PAGE := tests/test_docs.py::test_the_code_on_a_page_prints_what_the_page_shows[docs/how-to-choose.md]
 FAST := tests/test_goldens.py tests/heads/test_checks.py tests/heads/test_per_output.py tests/heads/test_logistic.py \
-	tests/test_observe.py tests/test_several_heads.py tests/states/test_schema.py tests/stream/test_keyed.py \
+	tests/training/test_observe.py tests/training/test_several_heads.py tests/states/test_schema.py tests/interfaces/test_keyed.py \
 	tests/reproduction/test_networks.py tests/reproduction/test_records.py tests/test_project.py
 
 .PHONY: demo test pytest check portable lint kernels docs dist reproduce clean

@@ -1,17 +1,22 @@
-"""River's models where River is installed; else classes that skip the test which makes one.
+"""River's models where River is installed, else classes that skip the test which makes one; samples for them.
 
 River asks for numpy 2.2.5, more than sepsa does; a module has tests that need none of it beside those.
 """
 
 import importlib.util
+import math
 
+import numpy as np
 import pytest
+
+from sepsa.learner.learner import WARM_UP
 
 THERE = importlib.util.find_spec("river") is not None
 REASON = "River is not installed: it asks for numpy 2.2.5"
 
 if THERE:
-    from sepsa.river import Delayed, SepSAClassifier, SepSAMultiTargetRegressor, SepSARegressor
+    from sepsa.river import Delayed as Delayed
+    from sepsa.river import SepSAClassifier, SepSAMultiTargetRegressor, SepSARegressor
 else:
 
     class Absent:
@@ -27,4 +32,32 @@ else:
     class SepSARegressor(Absent): ...
 
 
-__all__ = ["REASON", "THERE", "Delayed", "SepSAClassifier", "SepSAMultiTargetRegressor", "SepSARegressor"]
+MODEL_TYPES = (SepSARegressor, SepSAClassifier, SepSAMultiTargetRegressor)
+SMALL = {"hidden": (5,), "seed": 0}
+
+
+def stream(n, model_type=SepSARegressor, seed=0, names="abc"):
+    """n samples whose target is a function of the features."""
+    rng = np.random.default_rng(seed)
+    for _ in range(n):
+        x = {name: float(value) for name, value in zip(names, rng.normal(5, 3, len(names)), strict=True)}
+        total = math.sin(x["a"]) + x["b"]
+        y = {SepSARegressor: total, SepSAClassifier: "high" if total > 5 else "low"}
+        yield x, y.get(model_type, {"sum": total, "a": 2 * x["a"]})
+
+
+def trained(model_type, n=WARM_UP + 20, **options):
+    model = model_type(**SMALL | options)
+    for x, y in stream(n, model_type):
+        model.learn_one(x, y)
+    return model
+
+
+def inside(model):
+    """All that a model knows, bit by bit."""
+    learner = model._learner
+    rest = (model._features, model._pending_features, model._outputs, model._target_name)
+    if learner is None:
+        return (*rest, None)
+    arrays = (learner.engine.memory.vector, learner.offset, *learner._first_rows())
+    return (*rest, learner.rows, *(array.tobytes() for array in arrays))

@@ -26,8 +26,7 @@ import sepsa
 from heads.test_properties import SOLVERS as CASES
 from sepsa import RLS, SepSA, SoftmaxNewton
 from sepsa.shell import cli
-from test_observe import in_a_thread
-from test_optimizer import Named, batches
+from training_loops import Named, batches, in_a_thread
 
 PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-# Run where their packages are imported anyway, in tests/loops/, and `serve`, which waits for clients, in test_serve.py.
+# Run where their packages are imported anyway, in tests/training/, and `serve`, which waits for clients: test_serve.py.
 ELSEWHERE = {"accelerate_loop", "lightning_loop", "serve", "transformers_trainer"}
 EXAMPLES = [path for path in (Path(__file__).parents[1] / "examples").glob("*.py") if path.stem not in ELSEWHERE]
 

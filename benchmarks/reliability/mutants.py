@@ -77,15 +77,15 @@ UNDO = Tests(["tests/heads/test_properties.py"], "rollback or interrupts", True)
 PROPERTIES = Tests(["tests/heads/test_properties.py"], "interrupts")
 DAMAGED = Tests(["tests/heads/test_checks.py", "tests/breaking/test_states.py"])
 OPTIMIZER = Tests(
-    ["tests/test_optimizer.py", "tests/test_all_or_none.py", "tests/test_observe.py", "tests/test_several_heads.py"],
+    [f"tests/training/test_{name}.py" for name in ("optimizer", "all_or_none", "observe", "several_heads")],
     "not compile",
 )
-MASKS = Tests(["tests/test_masks.py"])
-PREDICT = Tests(["tests/test_predict.py"], "not compiled")
-ACCUMULATION = Tests(["tests/test_accumulation.py"])
-OPERATOR = Tests(["tests/test_operator.py"])
-CAPTURE = Tests(["tests/test_capture.py"])
-RANKS = Tests(["tests/test_distributed.py"], "ranks_learn_as_one")
+MASKS = Tests(["tests/training/test_masks.py"])
+PREDICT = Tests(["tests/training/test_predict.py"], "not compiled")
+ACCUMULATION = Tests(["tests/training/test_accumulation.py"])
+OPERATOR = Tests(["tests/training/test_operator.py"])
+CAPTURE = Tests(["tests/training/test_capture.py"])
+RANKS = Tests(["tests/ranks/test_distributed.py"], "ranks_learn_as_one")
 INTERRUPT = Tests(["tests/test_interrupt.py"])
 SCHEMA = Tests(["tests/states/test_schema.py"])
 FILES = Tests(["tests/breaking/test_files.py"])
@@ -93,25 +93,25 @@ DISK = Tests(["tests/breaking/test_outputs.py"], "second_writer or many_write")
 OUTPUTS = Tests(["tests/breaking/test_outputs.py"])
 SLIMTIK = Tests(["tests/reproduction/test_slimtik.py"])
 ENGINE = Tests(
-    ["tests/stream/test_engine.py"], "equals_sepsa or sample_weights or missing or constant or new_input", True
+    ["tests/learner/test_engine.py"], "equals_sepsa or sample_weights or missing or constant or new_input", True
 )
-ROBUST = Tests(["tests/stream/test_robust.py"], "slow_reference or quantile or rescaled or cosines", True)
+ROBUST = Tests(["tests/learner/test_robust.py"], "slow_reference or quantile or rescaled or cosines", True)
 EXPERTS = Tests(
-    ["tests/stream/test_experts.py"], "slow_reference or ridge_regression or newton_steps or naive_bayes", True
+    ["tests/learner/test_experts.py"], "slow_reference or ridge_regression or newton_steps or naive_bayes", True
 )
-FORECAST = Tests(["tests/stream/test_forecast.py"], "ridge_regression or seasons_are_found", True)
-COMMAND = Tests(["tests/stream/test_command.py"], "truncated or numbers_texts_and_dates or categorical or every_way")
+FORECAST = Tests(["tests/forecast/test_forecast.py"], "ridge_regression or seasons_are_found", True)
+COMMAND = Tests(["tests/shell/test_command.py"], "truncated or numbers_texts_and_dates or categorical or every_way")
 RESUME = Tests(
-    ["tests/stream/test_command.py", "tests/stream/test_forecast_command.py"], "resumed or changed or last_line"
+    ["tests/shell/test_command.py", "tests/shell/test_forecast_command.py"], "resumed or changed or last_line"
 )
-KEYED = Tests(["tests/stream/test_keyed.py"], "not killed_process")
+KEYED = Tests(["tests/interfaces/test_keyed.py"], "not killed_process")
 INPUTS = Tests(
-    ["tests/stream/test_inputs.py", "tests/breaking/test_states.py"],
+    ["tests/learner/test_inputs.py", "tests/breaking/test_states.py"],
     "missing_texts or are_encoded or (frame and first)",
 )
 STATE = Tests(["tests/breaking/test_states.py"], "river.SepSAClassifier and first")
 ESTIMATORS = Tests(
-    ["tests/stream/test_estimators.py", "tests/stream/test_robust.py", "tests/test_river.py"],
+    ["tests/interfaces/test_estimators.py", "tests/learner/test_robust.py", "tests/interfaces/test_river.py"],
     "absence or simplex or losses_fade",
 )
 
@@ -314,7 +314,7 @@ MUTANTS = [
            INPUTS),
     Mutant("stream/columns: the weekday", "learner/columns/inputs.py", "(days + 3) % 7", "(days + 4) % 7", INPUTS),
     Mutant("stream/columns: a missing category", "learner/columns/reader.py", '(categorical and kind != "missing")',
-           "categorical", Tests(["tests/stream/test_reader.py"], "category")),
+           "categorical", Tests(["tests/shell/test_reader.py"], "category")),
     Mutant("stream/columns: a damaged encoder", "learner/columns/inputs.py",
            "if dict(of) != wanted or len(of) > categories:", "if False:", INPUTS),
     Mutant("stream: an input one row late", "learner/growth.py", "new.row <= start for", "new.row < start for", INPUTS),

@@ -12,16 +12,17 @@ import pytest
 import torch
 from torch.nn.functional import mse_loss
 
-import ranks
+import rank_processes as ranks
 from sepsa import RLS
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 
 
 def run(python, *arguments):
-    """Run ranks.py to a good end, and end the processes it has started."""
-    path = os.pathsep.join([str(HERE), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")])
-    command, environment = [python, HERE / "ranks.py", *arguments], {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    """Run rank_processes.py to a good end, and end the processes it has started."""
+    path = os.pathsep.join([str(TESTS), str(TESTS.parent / "src"), os.environ.get("PYTHONPATH", "")])
+    command = [python, TESTS / "rank_processes.py", *arguments]
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     process = subprocess.Popen(command, env=os.environ | environment, start_new_session=True, **streams)
     try:

@@ -1,9 +1,9 @@
-"""What the ranks of tests/test_distributed.py run: `python ranks.py FOLDER` forks them, by two and by three.
+"""What the ranks of tests/ranks/test_distributed.py run: `python rank_processes.py FOLDER` forks them.
 
 Every case trains the model of `network()` and returns what the test compares with one process.
 
-`python ranks.py FOLDER elastic` is `torchrun --standalone --nproc-per-node 2 --max-restarts 3` with forks for its
-processes: training that a killed rank interrupts, from a checkpoint on.
+`python rank_processes.py FOLDER elastic` is `torchrun --standalone --nproc-per-node 2 --max-restarts 3` with forks for
+its processes: training that a killed rank interrupts, from a checkpoint on.
 """
 
 import contextlib

@@ -16,7 +16,7 @@ from sepsa import NotFinite
 from sepsa.heads import Capturable, HeadSolver
 from sepsa.testing import CHECKS, Case, check_solver
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "solvers.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "solvers.md"
 CODE = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), flags=re.DOTALL)[1]
 
 

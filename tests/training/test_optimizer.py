@@ -15,47 +15,10 @@ from torch.utils.checkpoint import checkpoint
 
 import sepsa
 from sepsa import RLS, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton
+from training_loops import Named, batches, by_hand, check_gradient_scaler, network, same, train
 
 
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 2))
-
-
-def batches(count=12, seed=1):
-    g = torch.Generator().manual_seed(seed)
-    return [(torch.randn(8, 6, generator=g), torch.randn(8, 2, generator=g)) for _ in range(count)]
-
-
-def train(model, optimizer, data):
-    """The contract's loop."""
-    for inputs, targets in data:
-        with optimizer.observe(targets):
-            loss = mse_loss(model(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def by_hand(model, bases, solver, data):
-    """The same without SepSA: features, head, loss at the new head, body."""
-    body, head = model[:-1], model[-1]
-    solver.bind(head)
-    for inputs, targets in data:
-        features = body(inputs)
-        solver.update(features.detach(), targets)
-        loss = mse_loss(nn.functional.linear(features, head.weight.detach(), head.bias.detach()), targets)
-        model.zero_grad()
-        loss.backward()
-        for base in bases:
-            base.step()
-
-
-def same(a, b):
-    return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
-
-
-# tests/test_joint.py has every optimizer of torch.optim.
+# tests/training/test_joint.py has every optimizer of torch.optim.
 @pytest.mark.parametrize("base", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop])
 def test_it_is_the_loop_by_hand(base):
     model, twin = network(), network()
@@ -97,16 +60,6 @@ def test_observe_that_misses_the_head_or_meets_it_twice():
 
 
 # ---------------------------------------------------------------------- heads
-
-
-class Named(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.readout = nn.Linear(2, 2)
-        self.body = nn.Linear(6, 2)  # registered last, but not the head
-
-    def forward(self, x):
-        return self.readout(torch.tanh(self.body(x)))
 
 
 def nested():
@@ -200,21 +153,6 @@ def test_autocast_in_bfloat16():
         assert features.dtype == torch.bfloat16
         plain.update(features.detach(), targets)  # outside of autocast: the head's own arithmetic is not in bfloat16
     assert torch.equal(model[-1].weight, plain.linear.weight)
-
-
-def check_gradient_scaler(model, optimizer, twin, plain):
-    """Scaled losses move a model as plain ones move its twin."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    for inputs, targets in batches():
-        with optimizer.observe(targets):
-            loss = mse_loss(model(inputs), targets)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-        plain.learn(inputs, targets)
-    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(p, q)
 
 
 def test_gradient_scaler():

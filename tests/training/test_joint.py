@@ -12,7 +12,7 @@ import sepsa
 from sepsa import RLS, SepSA
 from sepsa.training.body_step import unwrapped_step
 from sepsa.training.joint import JointOptimizer
-from test_optimizer import batches, by_hand, check_gradient_scaler, same
+from training_loops import batches, by_hand, check_gradient_scaler, same
 
 
 def network(seed=0):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton
-from test_observe import in_a_thread
+from training_loops import in_a_thread
 
 
 def network(outputs=2, after=()):

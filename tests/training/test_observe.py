@@ -1,7 +1,6 @@
 """What is being observed, however the optimizer is wrapped, and solvers of somebody's own."""
 
 import copy
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,8 +9,8 @@ from torch.nn.functional import mse_loss
 
 import sepsa
 from sepsa import RLS, SepSA
-from test_optimizer import batches
 from third_party import LMS
+from training_loops import batches, in_a_thread
 
 
 def network(seed=0):
@@ -128,12 +127,6 @@ def test_tensors_that_are_not_dense_get_our_words(where):
             model(given["features"])
     assert same(model, before)
     assert optimizer.solver.steps == 0
-
-
-def in_a_thread(f):
-    """What f returns or raises in another thread."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(f).result()
 
 
 @pytest.mark.parametrize("solver", [RLS, lambda: RLS(ridge="evidence")])

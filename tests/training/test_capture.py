@@ -11,7 +11,7 @@ from torch.nn.functional import mse_loss, smooth_l1_loss
 from sepsa import SepSA
 from sepsa.training.body_step import BodyStep
 from sepsa.training.capture import capture
-from test_optimizer import network, same
+from training_loops import network, same
 
 
 def data(n=40):

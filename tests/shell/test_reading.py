@@ -14,7 +14,7 @@ import pytest
 from breaking.test_files import forged
 from sepsa.shell import cli
 from sepsa.shell.reading import SETTINGS
-from stream.test_command import folder, run  # noqa: F401
+from shell.test_command import folder, run  # noqa: F401
 
 TOWNS = ("Łódź", "Kraków", "Gdańsk")
 

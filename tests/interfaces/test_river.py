@@ -20,42 +20,14 @@ from hypothesis import strategies as st
 from river import checks, compose, datasets, evaluate, linear_model, metrics, preprocessing
 
 from reference import nearest_on_simplex
+from river_models import MODEL_TYPES, SMALL, inside, stream, trained
 from sepsa.interfaces.river import ROWS_FOR_SCALE
 from sepsa.learner.calibration import INVERSE_TEMPERATURES
 from sepsa.learner.learner import WARM_UP, StreamLearner
 from sepsa.learner.scales import scaled_as_they_came
 from sepsa.river import SepSAClassifier, SepSAMultiTargetRegressor, SepSARegressor
 
-MODEL_TYPES = (SepSARegressor, SepSAClassifier, SepSAMultiTargetRegressor)
-SMALL = {"hidden": (5,), "seed": 0}
 PLAIN = {"loss": "squared", "forgetting": 1.0}  # one head, and every row at its word
-
-
-def stream(n, model_type=SepSARegressor, seed=0, names="abc"):
-    """n samples whose target is a function of the features."""
-    rng = np.random.default_rng(seed)
-    for _ in range(n):
-        x = {name: float(value) for name, value in zip(names, rng.normal(5, 3, len(names)), strict=True)}
-        total = math.sin(x["a"]) + x["b"]
-        y = {SepSARegressor: total, SepSAClassifier: "high" if total > 5 else "low"}
-        yield x, y.get(model_type, {"sum": total, "a": 2 * x["a"]})
-
-
-def trained(model_type, n=WARM_UP + 20, **options):
-    model = model_type(**SMALL | options)
-    for x, y in stream(n, model_type):
-        model.learn_one(x, y)
-    return model
-
-
-def inside(model):
-    """All that a model knows, bit by bit."""
-    learner = model._learner
-    rest = (model._features, model._pending_features, model._outputs, model._target_name)
-    if learner is None:
-        return (*rest, None)
-    arrays = (learner.engine.memory.vector, learner.offset, *learner._first_rows())
-    return (*rest, learner.rows, *(array.tobytes() for array in arrays))
 
 
 # ---------------------------------------------------------------------- River's battery
