@@ -335,6 +335,23 @@ def faded_rows(X: Matrix, forgetting: float) -> Matrix:
     return (X * share[:, None]).T @ X
 
 
+def inputs_of_heads(z, j, lags, season, spans):
+    """The inputs (n, p) of the heads of series j of a forecaster: lags, changes of the others, both by the season."""
+    rows = np.arange(len(z))
+    angles = 2 * np.pi / season * np.outer(rows, range(1, 5))
+    common = np.column_stack([np.ones(len(z)), *(f(angles[:, k]) for k in range(4) for f in (np.sin, np.cos))])
+
+    def before(k, i):
+        return z[np.maximum(rows - k, 0), i]
+
+    own = [z[:, j], *(before(k, j) - z[:, j] for k in range(1, lags))]
+    others = [z[:, i] - before(k, i) for k in spans for i in range(z.shape[1]) if i != j]
+    seasonal = [
+        change * common[:, f] for change in (z[:, j], *(z[:, j] - before(k, j) for k in spans)) for f in range(1, 5)
+    ]
+    return np.column_stack([*own, *others, *seasonal, common])
+
+
 def late_regression(X: Matrix, z: Matrix, step: int, forgetting: float, ridge: Matrix) -> Matrix:
     """The weights (p,) that forecast z[s + step] - z[s] by X[s], from all pairs inside the rows, older ones faded.
 

@@ -23,7 +23,6 @@ import numpy as np
 
 from benchmarks.measure import machine, spread, write
 from sepsa import SepSAForecaster, SepSARegressor
-from sepsa.forecast import model as heads
 
 PRINTED = {  # the better of TimeFilter and TimeKAN with ADAPT-Z; at 96 and 192 iTransformer with ADAPT-Z
     "ETTh1": {1: 0.1107, 24: 0.2942, 48: 0.3431, 96: 0.3930, 192: 0.4702},
@@ -129,29 +128,11 @@ def with_network(Z: Any) -> Any:
 
 def parts(folder: Path) -> dict[str, Any]:
     """What each part brings: the errors at H 1 and 24 without it, on the test rows."""
-
-    def without(**replaced: Any) -> Callable[[Any], Any]:
-        def forecasts(Z: Any) -> Any:
-            before = {name: getattr(heads, name) for name in replaced}
-            for name, value in replaced.items():
-                setattr(heads, name, value)
-            try:
-                return run(Z, 24)[0]
-            finally:
-                for name, value in before.items():
-                    setattr(heads, name, value)
-
-        return forecasts
-
-    own = heads.own_terms
     variants: dict[str, Callable[[Any], Any]] = {
         "all parts": lambda Z: run(Z, 24)[0],
         "one forgetting, 0.9995": lambda Z: run(Z, 24, forgetting=(0.9995,))[0],
         "no forgetting": lambda Z: run(Z, 24, forgetting=(1.0,))[0],
         "no seasons": lambda Z: run(Z, 24, seasons=())[0],
-        "no changes by the time of the season": without(
-            own_terms=lambda j, m, n, s: [term for term in own(j, m, n, s) if term[4] < 0]
-        ),
         "no other series": lambda Z: np.concatenate([run(Z[:, j : j + 1], 24)[0] for j in range(Z.shape[1])], 2),
         "and a network on the errors": with_network,
     }

@@ -20,14 +20,11 @@ built = pytest.mark.skipif(
 PROGRAM = """
 import sys
 from pathlib import Path
-import numpy as np
 from sepsa.compiled import library
 if sys.argv[1:]:
     library.FOLDER = library.Path(sys.argv[1])
-from sepsa.forecast.kernels.rescale import change_covariance
-W = np.arange(12.0).reshape(2, 2, 3)
-change_covariance(np.array([0.5, 0.2, 0.1]), np.ones(3), np.ones(3), np.full(3, 2.0), np.full(3, 0.5), W)
-print(W.ravel().tolist())
+from sepsa import SepSAForecaster
+print(SepSAForecaster(1, lags=1, seasons=()).prequential([1.0, 2.0, 4.0]).ravel().tolist())
 """
 
 

@@ -23,13 +23,14 @@ from reference import (
     candidate_weights,
     changes_of_inputs,
     faded_rows,
+    inputs_of_heads,
     late_regression,
     smoothed_trend,
 )
 from sepsa import SepSAForecaster, SepSAPanelForecaster
 from sepsa.checkpoint import CheckpointError
 from sepsa.forecast.kernels import choice
-from sepsa.forecast.model import ForecastModel, Settings, own_terms
+from sepsa.forecast.model import ForecastModel, Settings
 from sepsa.forecast.seasons import find_seasons
 from sepsa.interfaces.keyed import KeyedLearner
 
@@ -50,20 +51,6 @@ def forecaster(**options):
     return SepSAForecaster(**({"horizon": 4, "lags": 6, "seasons": (12,), "ridge": 1.0} | options))
 
 
-def inputs(model, j, z):
-    """The inputs (n, p) of the heads of series j, by the terms that name them."""
-    rows = len(z)
-    angles = 2 * np.pi / 7 * np.outer(np.arange(rows), range(1, 5))
-    common = np.column_stack([np.ones(rows), *(f(angles[:, k]) for k in range(4) for f in (np.sin, np.cos))])
-
-    def value(t, term):
-        less = z[max(t - term.less_ago, 0), term.less] if term.less_ago >= 0 else 0
-        return (z[max(t - term.ago, 0), term.series] - less) * (common[t, term.factor] if term.factor >= 0 else 1)
-
-    terms = model.settings.terms()[j]
-    return np.hstack([[[value(t, term) for term in terms] for t in range(rows)], common])
-
-
 def ridge_left(above, D, X, forgetting):
     """What a head has of its ridge: the information of B = UDUᵀ less that of the faded rows X."""
     U = np.eye(len(D))
@@ -82,7 +69,7 @@ def test_each_step_has_the_weights_of_ridge_regression_and_no_ridge_sinks_below_
     earlier.learn(z[: rows - ahead], np.empty((rows - ahead, 0)))
     ridge, W = model.memory("RIDGE", "fixed"), model.memory("W", "heads")
     for j in range(2):
-        X = inputs(model, j, z)
+        X = inputs_of_heads(z, j, 3, 7, [1, 2])
         U, D = (earlier.memory(name, "heads")[0, j] for name in "UD")
         left = ridge_left(U, D, X[: rows - ahead], forgetting)
         # The inverse loses digits with the size of the information, about 1e4 here.
@@ -138,12 +125,9 @@ def test_a_new_leader_has_the_lead_over_all_others_and_one_event_makes_none():
         assert choice.follow_leader(known.copy(), 0, -1, 10 * rate / (2 - rate), 2.0) == 0
 
 
-def test_inputs_are_lags_less_the_value_changes_of_others_and_both_by_the_time_of_the_season():
-    others = [(0, 0, 0, 1, -1), (0, 0, 0, 2, -1)]
-    assert own_terms(1, 2, 3, 0) == [(1, 0, 0, -1, -1), (1, 1, 1, 0, -1), (1, 2, 1, 0, -1), *others]
-    by_season = own_terms(0, 1, 96, 24)[96:]
-    assert {(term.ago, term.less_ago) for term in by_season} == {(0, k) for k in (-1, 1, 2, 3, 23, 24, 25)}
-    assert {term.factor for term in by_season} == {1, 2, 3, 4}
+def test_changes_that_are_inputs_are_over_a_few_rows_and_about_a_season():
+    forms = [Settings(1, 0, 2, lags, seasons, (1.0,), 30.0).spans() for lags, seasons in ((3, ()), (96, (24.0,)))]
+    assert forms == [[1, 2], [1, 2, 3, 23, 24, 25]]
 
 
 @pytest.mark.parametrize(

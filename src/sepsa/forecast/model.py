@@ -10,7 +10,7 @@ import numpy as np
 
 from sepsa.compiled import code
 from sepsa.compiled.kernels import CALL, Function
-from sepsa.forecast.kernels import parts, rescale, step
+from sepsa.forecast.kernels import parts, step
 from sepsa.forecast.kernels.heads import FIRST_ROWS
 from sepsa.learner.memory.memory import Layout, Memory
 from sepsa.learner.memory.parts import Floats
@@ -24,23 +24,11 @@ SCORES: Floats = np.array([NormalDist().inv_cdf(level) for level in LEVELS])  # 
 STEPS: Floats = (
     0.02 * np.sqrt(np.pi / 2) / np.array([NormalDist().pdf(min(abs(score), SCORES[-3])) for score in SCORES])
 )
+FIRST_QUANTILES = np.sqrt(np.pi / 2) * SCORES  # in mean absolute errors
 KNOWN = len(LEVELS) + 1  # quantiles of errors, and the number of errors
 OPTIONS = np.array(tuple(field.start for field in parts.OPTIONS.fields.values()), parts.OPTIONS.dtype)
 SAVED = ("heads", "stack", "exogenous", "shared")
 function = cache(lambda kernel: CALL(code.address(kernel)))
-
-
-class Term(NamedTuple):
-    """An input: a value of a series some rows ago, less another one, times a sine or cosine of a season.
-
-    A negative `less_ago` leaves out the second value, and a negative `factor` the sine or cosine.
-    """
-
-    series: int
-    ago: int
-    less: int = 0
-    less_ago: int = -1
-    factor: int = -1
 
 
 class Settings(NamedTuple):
@@ -60,52 +48,54 @@ class Settings(NamedTuple):
         """Radians a row of the sines and cosines: four pairs of a season."""
         return [2 * np.pi * k / period for period in self.seasons for k in range(1, 5)]
 
-    def terms(self) -> list[list[Term]]:
-        """The terms of the heads of each series."""
+    def spans(self) -> list[int]:
+        """The rows over which changes are inputs of heads: a few, and about a season."""
         season = round(self.seasons[0]) if self.seasons else 0
-        return [own_terms(j, self.series, self.lags, season) for j in range(self.series)]
+        about = (season - 1, season, season + 1) if season else ()
+        return list(dict.fromkeys(k for k in (1, 2, 3, *about) if k < self.lags))
 
-    def layout(self, terms: int) -> Layout:
-        """Where a model of these settings, whose heads have so many terms, stores its parts."""
-        longest, angles = int(max(self.seasons, default=0)), len(self.angles())
-        features = terms + 1 + 2 * angles + self.exogenous
-        sizes = {
-            "rows": 0,  # a call says how many
-            "series": self.series,
-            "exogenous": self.exogenous,
-            "horizon": self.horizon,
-            "forgettings": len(self.forgetting),
-            "seasons": len(self.seasons),
-            "longest": longest,
-            "recent": max(self.lags, (longest or parts.TREND_ROWS) + 2 + self.horizon),
-            "levels": len(LEVELS),
-            "angles": angles,
-            "terms": terms,
-            "features": features,
-            "above": parts.triangle(features),
-            "restored": max(parts.restored_at_once(features, forgetting) for forgetting in self.forgetting),
-        }
-        return Layout(parts.given, parts.GROUPS, sizes)
+    def common(self) -> int:
+        """The number of inputs that all heads have."""
+        return 1 + 2 * len(self.angles()) + self.exogenous
 
 
 @lru_cache(64)
-def form(settings: Settings) -> tuple[Layout, list[list[Term]]]:
-    """The layout and the terms of models of these settings, which share them."""
-    terms = settings.terms()
-    return settings.layout(len(terms[0])), terms
+def layout_of(settings: Settings) -> Layout:
+    """Where models of these settings, which share it, store their parts."""
+    longest, spans = int(max(settings.seasons, default=0)), len(settings.spans())
+    features = settings.lags + spans * (settings.series - 1) + settings.common()
+    features += 4 * (1 + spans) if settings.seasons else 0
+    sizes = {
+        "rows": 0,  # a call says how many
+        "series": settings.series,
+        "exogenous": settings.exogenous,
+        "horizon": settings.horizon,
+        "lags": settings.lags,
+        "spans": spans,
+        "forgettings": len(settings.forgetting),
+        "seasons": len(settings.seasons),
+        "longest": longest,
+        "recent": max(settings.lags, (longest or parts.TREND_ROWS) + 2 + settings.horizon),
+        "levels": len(LEVELS),
+        "angles": len(settings.angles()),
+        "features": features,
+        "above": parts.triangle(features),
+        "restored": max(parts.restored_at_once(features, forgetting) for forgetting in settings.forgetting),
+    }
+    return Layout(parts.given, parts.GROUPS, sizes)
 
 
 class ForecastModel:
     """Heads for every series and step, which learn rows; missing values are NaN."""
 
     def __init__(self, settings: Settings) -> None:
-        layout, terms = form(settings)
+        layout = layout_of(settings)
         schema.check_memory("the forecaster", 8 * layout.size)
         self.settings, self.memory = settings, Memory(layout)
         self.part = self.memory.of("shared")
         self.memory.start()
-        self._write_settings(terms)
-        self.part("QUANTILES")[:] = np.sqrt(np.pi / 2) * SCORES[:, None, None]
+        self._write_settings()
+        self.part("QUANTILES")[:] = FIRST_QUANTILES[:, None, None]
         self._workspace, self._call = np.zeros(layout.workspace), np.zeros((), parts.CALL.dtype)
         self._given = (self._workspace, self.memory.vector, layout.numbers, OPTIONS, self._call)
         self._slots = self._workspace[: len(parts.given.slots)].view(np.int64)
@@ -113,17 +103,25 @@ class ForecastModel:
         # Views of a row's every call.
         self._rows, self._address = self.part("COUNTS")["rows"], self._workspace.ctypes.data
 
-    def _write_settings(self, terms: list[list[Term]]) -> None:
+    def copy(self) -> ForecastModel:
+        """Another model in the same state."""
+        other = ForecastModel(self.settings)
+        other.memory.vector[:] = self.memory.vector
+        return other
+
+    def _write_settings(self) -> None:
         """Write the parts that follow from the settings, and those that begin with the ridge."""
         memory, settings = self.memory, self.settings
         given, bias_ridge = memory.of("fixed"), 1e-3
-        for name, values in zip(parts.TERM, np.moveaxis(np.array(terms), 2, 0), strict=True):
-            given(name)[:] = values
         given("FORGETTING")[:], given("LIMITS")[:] = settings.forgetting, settings.bounds
-        given("ANGLES")[:], given("PERIODS")[:] = settings.angles(), settings.seasons
+        given("ANGLES")[:], given("PERIODS")[:], given("SPANS")[:] = (
+            settings.angles(),
+            settings.seasons,
+            settings.spans(),
+        )
         given("LEVELS")[:], given("STEPS")[:] = LEVELS, STEPS
         given("RIDGE")[:] = given("CHANGES_RIDGE")[:] = settings.ridge
-        given("RIDGE")[len(terms[0])] = min(bias_ridge, settings.ridge)
+        given("RIDGE")[-settings.common()] = min(bias_ridge, settings.ridge)
         for group, ridge in (("heads", "RIDGE"), ("stack", "STACK_RIDGE"), ("exogenous", "CHANGES_RIDGE")):
             memory("LEFT", group)[:], memory("D", group)[:] = given(ridge), 1 / given(ridge)
 
@@ -151,24 +149,21 @@ class ForecastModel:
         """Learn rows Y (n, m) with E (n, q); returns the forecasts (n, m, H) made after each, and their quantiles.
 
         The quantiles (n, KNOWN, m, H) are those of LEVELS, and the numbers of errors that they come from; they are
-        empty unless `intervals`. `ahead` uses the exogenous inputs of later rows, as far as E has them.
+        empty unless `intervals`. `ahead` uses the exogenous inputs of later rows, of which E may have more than Y.
         """
-        m, H = self.settings.series, self.settings.horizon
-        Y, E = np.ascontiguousarray(Y, np.float64), np.ascontiguousarray(E, np.float64)
-        out = np.empty((len(Y), m, H))
-        quantiles = np.empty((len(Y) if intervals else 0, KNOWN, m, H))
-        self._call["intervals"], self._call["ahead"], self._call["known"] = intervals, ahead, self.settings.known_ahead
-        at = 0
-        while at < len(Y):
-            at += self._run(step.learn, len(Y) - at, Y[at:], E[at:], out[at:], quantiles[at:])
-            if self.rows > FIRST_ROWS:
-                rescale.follow_scales(self.memory)
-        return out, quantiles
+        return self._run(step.learn, len(Y), Y, E, intervals, len(E) if ahead else 0)
 
-    def _run(self, kernel: Function, rows: int, *arrays: Floats) -> int:
-        """Call a kernel for these rows, with the arrays of the call."""
-        self._slots[len(self._given) :][: len(arrays)] = [array.ctypes.data for array in arrays]
-        return int(function(kernel)(self._address, rows))
+    def _run(
+        self, kernel: Function, rows: int, Y: Floats, E: Floats, intervals: bool, ahead: int
+    ) -> tuple[Floats, Floats]:
+        """Call a kernel; returns the forecasts of each row of Y, and their quantiles."""
+        shape = self.settings.series, self.settings.horizon
+        Y, E = np.ascontiguousarray(Y, np.float64), np.ascontiguousarray(E, np.float64)
+        out, quantiles = np.empty((len(Y), *shape)), np.empty((len(Y) if intervals else 0, KNOWN, *shape))
+        self._call[()] = (intervals, ahead, self.settings.known_ahead)
+        self._slots[len(self._given) :] = [array.ctypes.data for array in (Y, E, out, quantiles)]
+        function(kernel)(self._address, rows)
+        return out, quantiles
 
     def errors(self) -> dict[str, Floats]:
         """The recent absolute errors (m, H) of the forecasts and of each naive forecast."""
@@ -180,17 +175,8 @@ class ForecastModel:
 
     def forecast(self, E: Floats) -> tuple[Floats, Floats]:
         """The forecasts (m, H) after the last row, and their quantiles (KNOWN, m, H); E (k, q) are the rows ahead."""
-        part = self.part
-        made, ends = part("TOLD").copy(), part("TOLD_ENDS")[0].copy()
-        if E.size:
-            explained = np.empty((1, *made.shape))
-            self._run(step.explain_ahead, len(E), E, np.ascontiguousarray(E, np.float64), explained)
-            more = part("SCALE")[:, None] * explained[0, :, : len(E)]
-            made[:, : len(E)] += more
-            ends[..., : len(E)] = part("TOLD_ENDS")[1, ..., : len(E)] + more
-        judged, limits = part("JUDGED"), self.settings.bounds
-        made = np.where(judged[:, :1] > 0, made, np.nan)
-        return np.clip(made, *limits), np.concatenate([np.clip(ends, *limits), judged[None, :, 1:]])
+        out, quantiles = self._run(step.forecast, self.rows, np.empty((1, self.settings.series)), E, True, len(E))
+        return out[0], quantiles[0]
 
     def recent(self) -> Floats:
         """The last values (m, n) of the series, forecasts where they were missing."""
@@ -220,38 +206,15 @@ class ForecastModel:
         self._check(new)
 
     def _check(self, new: schema.Entries) -> None:
-        """Raise a ValueError for numbers that no learning leaves behind beside those of other parts."""
-        part, rows = self.part, self.rows
-        observed = 1.0 + np.abs(part("EXTENT")).max(0)
-        for name in SAVED:
-            for each in self.memory.layout.groups[name].parts:
-                if each.kept and each.unit == ("series", 1) and each.name not in ("STRANGE", "EVENT"):
-                    array = np.moveaxis(self.memory(each.name, name), each.shape.index("series"), -1)
-                    most = 1e6 if each.name in ("ENDS", "W") else 1e3
-                    if (np.abs(array) > most * observed).any():
-                        raise schema.damaged(
-                            f"{new.path(name)}[{each.name!r}]", "not so large beside the values observed", "another"
-                        )
-        at, mean, scale = (rows - 1) % self.settings.horizon, part("MEAN")[:, None], part("SCALE")[:, None]
-        made, ends, limits = part("MADE")[at], part("ENDS")[at], self.settings.bounds
-        slack = 1e-6 * (np.abs(mean) + scale * (1.0 + np.abs(made).max(1, keepdims=True)))
-        for name, more in (("TOLD", np.zeros(1)), ("TOLD_ENDS", ends)):
-            off = np.clip(mean + scale * (made + more), *limits) - np.clip(part(name), *limits)
-            if (np.abs(off) > slack * (1.0 + np.abs(more))).any():
-                raise schema.damaged(f"{new.path('shared')}['SCALE']", f"that of {name!r}", "another")
-
-
-def own_terms(j: int, series: int, lags: int, season: int) -> list[Term]:
-    """Inputs of series j's own heads: its value, its lags less the value, and the changes of the other series.
-
-    In a season the value and its changes over a few rows, and over about a season, also count by the time of it: times
-    the first two sines and cosines.
-    """
-    about = (season - 1, season, season + 1) if season else ()
-    changes = list(dict.fromkeys(k for k in (1, 2, 3, *about) if k < lags))
-    terms = [Term(j, 0), *(Term(j, k, j, 0) for k in range(1, lags))]
-    terms += [Term(i, 0, i, k) for k in changes for i in range(series) if i != j]
-    return terms + [Term(j, 0, j, k, factor) for k in (-1, *changes) for factor in (range(1, 5) if season else ())]
+        """Raise a ValueError for numbers far beyond the values observed."""
+        observed = 1.0 + np.abs(self.part("EXTENT")).max()
+        for name, least in parts.BESIDE.items():
+            for each in least.split():
+                most = 1e6 if each in ("ENDS", "W") else 1e3
+                if (np.abs(self.memory(each, name)) > most * observed).any():
+                    raise schema.damaged(
+                        f"{new.path(name)}[{each!r}]", "not so large beside the values observed", "another"
+                    )
 
 
 def quantile(known: Floats, level: float, bounds: tuple[float, float]) -> Floats:

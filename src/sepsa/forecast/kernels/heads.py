@@ -103,25 +103,39 @@ def learn_targets(model, t):
 
 
 @called
+def fill_inputs(model, j, now, x):
+    """Fill the inputs of the heads of series j: its value, its lags less the value, and changes of the other series.
+
+    In a season the value and its changes over a few rows, and over about a season, also count by the time of it: times
+    the first two sines and cosines. The inputs that all heads have come last.
+    """
+    lags, spans, common, n = shared.LAGS(model), fixed.SPANS(model), row.COMMON(model), size.lags(model)
+    own, waves = lags[j], 4 if size.seasons(model) > 0 else 0
+    x[0] = own[now]
+    for k in range(1, n):
+        x[k] = own[now - k] - own[now]
+    for k in spans:
+        for i in range(len(lags)):
+            if i != j:
+                x[n] = lags[i, now] - lags[i, now - k]
+                n += 1
+    for s in range(-1, spans.size):
+        for wave in range(waves):
+            x[n] = (own[now] if s < 0 else own[now] - own[now - spans[s]]) * common[1 + wave]
+            n += 1
+    for c in range(common.size):
+        x[n + c] = common[c]
+
+
+@called
 def learn_inputs(model, t, now):
     """Gather the inputs of row t and compute the gains of every head; those of a series that is missing learn none."""
-    series, ago, factor, less, less_ago, ridge, forgetting = fixed.views(
-        "TERM_SERIES TERM_AGO FACTOR LESS_SERIES LESS_AGO RIDGE FORGETTING", model
-    )
-    common, there = row.views("COMMON THERE", model)
+    ridge, forgetting, there = fixed.RIDGE(model), fixed.FORGETTING(model), row.THERE(model)
     X, U, D, left, gain, restored, first, turn, unit = heads.views("X U D LEFT GAIN RESTORED FIRST TURN UNIT", model)
-    lags = shared.LAGS(model)
-    at, terms = t % size.horizon(model), series.shape[1]
+    at = t % size.horizon(model)
     for j in range(there.size):
         x = X[at, j]
-        for n in range(terms):
-            x[n] = lags[series[j, n], now - ago[j, n]]
-            if less_ago[j, n] >= 0:
-                x[n] -= lags[less[j, n], now - less_ago[j, n]]
-            if factor[j, n] >= 0:
-                x[n] *= common[factor[j, n]]
-        for n in range(common.size):
-            x[terms + n] = common[n]
+        fill_inputs(model, j, now, x)
         for v in range(forgetting.size):
             k, R = gain[at, v, j], restored[at, v, j]
             if there[j]:

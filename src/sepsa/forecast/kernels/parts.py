@@ -15,9 +15,12 @@ from sepsa.learner.memory.views import Frame, Group
 from sepsa.restoration import due
 
 MOST = 1e40  # of standardized numbers in a state; those in units of the series, and of the ridge, may be larger
+BESIDE = {  # parts in units of a series, which a saved state has not much larger than the values observed
+    "stack": "PROFILE OFF HEADS STACKED MIXED TREND SMOOTHED",
+    "exogenous": "W LOSS",
+    "shared": "REACH LAGS BASE MADE ENDS SIZE",
+}
 MOST_ROWS = 2**48
-SMALLEST = 1e-9  # scale of a series in units of its mean
-TERM = ("TERM_SERIES", "TERM_AGO", "LESS_SERIES", "LESS_AGO", "FACTOR")  # parts, in the order of `model.Term`
 NEXT, UPDATES = range(2)  # in TURN: the coordinate that is restored next, and the number of updates
 LEAD, LEAD_SQUARE, GAIN, GAIN_SQUARE, PRODUCT, CHANGE_SQUARE, ERROR_SQUARE = range(7)  # in KNOWN
 
@@ -33,9 +36,12 @@ OPTIONS = Record(
 )
 STACK_RIDGE = 30.0
 TREND_ROWS = 12  # whose mean change is the drift of a series without seasons
-# Whether quantiles are wanted, the exogenous inputs of later rows are used, and errors count forecasts with inputs.
+# Whether quantiles are wanted, how many rows of exogenous inputs are known, and whether errors count those of forecasts
+# with them.
 CALL = Record(intervals=int, ahead=int, known=int)
-SIZES = "rows series exogenous horizon forgettings seasons longest recent levels angles terms features above restored"
+SIZES = (
+    "rows series exogenous horizon lags spans forgettings seasons longest recent levels angles features above restored"
+)
 
 
 def axes(shape: str) -> tuple[str | int, ...]:
@@ -43,9 +49,9 @@ def axes(shape: str) -> tuple[str | int, ...]:
     return tuple(int(axis) if axis.isdigit() else axis for axis in shape.split())
 
 
-def number(name: str, shape: str, bounds: Bounds = (-MOST, MOST), power: int = 0, start: Any = 0.0) -> Part:
-    """A part of finite numbers, in units of the series to this power."""
-    return Part(name, float, axes(shape), start, bounds, unit=("series" if power else "", power))
+def number(name: str, shape: str, bounds: Bounds = (-MOST, MOST), start: Any = 0.0) -> Part:
+    """A part of finite numbers."""
+    return Part(name, float, axes(shape), start, bounds)
 
 
 def whole(name: str, shape: str, bounds: Bounds = (0, None), start: int = 0) -> Part:
@@ -112,9 +118,7 @@ TURN_RULE = Rule("TURN", "coordinates of a head", next_is_a_coordinate)
 fixed = Group(
     given,
     "fixed",
-    # An input of a head is z[TERM_SERIES, now - TERM_AGO], less z[LESS_SERIES, now - LESS_AGO] unless LESS_AGO is
-    # negative, times the common input FACTOR, a sine or cosine of a season, unless that is negative.
-    *(whole(name, "series terms") for name in TERM),
+    whole("SPANS", "spans"),  # rows over which changes are inputs
     number("RIDGE", "features"),
     number("FORGETTING", "forgettings"),
     number("LIMITS", "2"),  # bounds of all series
@@ -160,14 +164,14 @@ heads = Group(
 stack = Group(
     given,
     "stack",
-    number("PROFILE", "series seasons season_rows", power=1),  # recent means of the rows of a season
-    number("OFF", "horizon series seasons", power=1),  # how far values were from it
+    number("PROFILE", "series seasons season_rows"),  # recent means of the rows of a season
+    number("OFF", "horizon series seasons"),  # how far values were from it
     *head("stacked", "above_stacked", "series horizon"),
     number("W", "series horizon stacked"),
-    number("HEADS", "horizon series horizon", power=1),  # rings of forecasts: the mean of the heads, the stack,
-    number("STACKED", "horizon series horizon", power=1),  # the mean of both
-    number("MIXED", "horizon series horizon", power=1),
-    number("TYPICAL", "series horizon", (0, MOST), power=2),  # squared errors of the naive forecast in use
+    number("HEADS", "horizon series horizon"),  # rings of forecasts: the mean of the heads, the stack,
+    number("STACKED", "horizon series horizon"),  # the mean of both
+    number("MIXED", "horizon series horizon"),
+    number("TYPICAL", "series horizon", (0, MOST)),  # squared errors of the naive forecast in use
     # Recent absolute errors in units of the root of that: of the last value and the last of each season, of the heads,
     # of the stack and of the forecast.
     number("MISSED", "candidates series horizon", (0, 11.0)),
@@ -176,8 +180,8 @@ stack = Group(
     # and exponential smoothing: how much smaller its errors are than the leader's, and its square; how much
     # smaller those of MIXED are, and its square; the product of its error and its distance from MIXED; both squares.
     number("KNOWN", "series horizon naive 7", (-1e9, 1e9)),
-    number("TREND", "series 2", power=1),  # level and slope of exponential smoothing, and a ring of its forecasts
-    number("SMOOTHED", "horizon series horizon", power=1),
+    number("TREND", "series 2"),  # level and slope of exponential smoothing, and a ring of its forecasts
+    number("SMOOTHED", "horizon series horizon"),
     scratch("X", "stacked"),
     scratch("GAIN", "stacked"),
     scratch("RESTORED", "stacked_restored stacked"),
@@ -211,8 +215,8 @@ exogenous = Group(
     number("RING", "kept_inputs exogenous", (-1e101, 1e101)),  # the last inputs, row t at t modulo their number
     number("SQUARES", "changes", (0, 1e202)),  # means of those of the changes
     *head("changes", "above_changes"),
-    number("W", "series changing_steps changes", power=1),  # of each step, and of the change over the first season
-    number("LOSS", "series horizon ways", (0, MOST), power=1),  # recent absolute errors of each way
+    number("W", "series changing_steps changes"),  # of each step, and of the change over the first season
+    number("LOSS", "series horizon ways", (0, MOST)),  # recent absolute errors of each way
     scratch("CHANGES", "changes"),
     scratch("WAYS", "ways"),
     scratch("WEIGHTS", "ways"),
@@ -250,6 +254,12 @@ def lags_are_the_last_values(part: Callable[[str], Any]) -> bool:
     return bool((lags[:, :n] == lags[:, n:]).all() and (lags[:, last % n] == base[last % H].T).all())
 
 
+def scales_agree(part: Callable[[str], Any]) -> bool:
+    mean, last, base = part("MEAN"), part("LAST"), part("BASE")
+    off = mean + part("SCALE") * base[(int(part("COUNTS")["rows"]) - 1) % len(base)] - last
+    return bool((np.abs(off) <= 1e-9 * (np.abs(mean) + np.abs(last))).all())
+
+
 def errors_have_rows(part: Callable[[str], Any]) -> bool:
     judged = part("JUDGED")
     before = np.maximum(int(part("COUNTS")["rows"]) - np.arange(judged.shape[1]), 0)
@@ -260,29 +270,26 @@ shared = Group(
     given,
     "shared",
     number("MEAN", "series", (-1e101, 1e101)),
-    number("SCALE", "series", (1e-150, 1e101), power=-1, start=1.0),
-    number("LEVEL", "series", power=1),  # slow mean, and the mean distance from it
-    number("SPREAD", "series", (0, MOST), power=1),
-    number("REACH", "series", (0, MOST), power=1),  # the size of errors of step 1
+    number("SCALE", "series", (1e-150, 1e101), start=1.0),
+    number("LAST", "series", (-1e103, 1e103)),  # the last values in units of the series
+    number("REACH", "series", (0, MOST)),  # the size of errors of step 1
     Part("COUNTS", COUNTS),
-    number("LAGS", "series twice", power=1),  # values twice, so that the last ones are contiguous
-    number("BASE", "horizon series", power=1),  # a ring of values, and whether they were observed
+    number("LAGS", "series twice"),  # values twice, so that the last ones are contiguous
+    number("BASE", "horizon series"),  # a ring of values, and whether they were observed
     Part("THERE", np.bool_, ("horizon", "series")),
-    number("MADE", "horizon series horizon", power=1),  # a ring of forecasts, and of the quantiles of their
-    number("ENDS", "horizon kinds levels series horizon", power=1),  # errors as they were issued
+    number("MADE", "horizon series horizon"),  # a ring of forecasts, and of the quantiles of their
+    number("ENDS", "horizon kinds levels series horizon"),  # errors as they were issued
     whole("JUDGED", "series judged"),  # values observed, and errors of each step
     # Of errors without and, where there are exogenous inputs, with what they explain: recent absolute errors, and
     # quantiles in units of these.
-    number("SIZE", "kinds series horizon", (0, MOST), power=1),
+    number("SIZE", "kinds series horizon", (0, MOST)),
     number("QUANTILES", "kinds levels series horizon", (-1e6, 1e6)),
     number("BY_PHASE", "series phases", (0, MOST), start=1.0),  # these sizes at each place of the first season over all
-    number("TOLD", "series horizon", (-1e103, 1e103)),  # the last forecasts and their quantiles, in units of
-    number("TOLD_ENDS", "kinds levels series horizon", (-1e110, 1e110)),  # the series
-    number("EXTENT", "2 series", power=1),  # the least and the largest value observed
+    number("EXTENT", "2 series"),  # the least and the largest value observed
     # How many values in a row were implausible, and how much oftener the next value confirmed such a one than not.
     whole("ODD", "2 series", (None, None)),
-    number("STRANGE", "series", (-1e210, 1e210), power=1),  # the last implausible value
-    number("EVENT", "series phases", (-1e210, 1e210), power=1),  # how far it was off, at each place of the first season
+    number("STRANGE", "series", (-1e210, 1e210)),  # the last implausible value
+    number("EVENT", "series phases", (-1e210, 1e210)),  # how far it was off, at each place of the first season
     sizes={
         "twice": lambda sizes: 2 * sizes["recent"],
         "judged": lambda sizes: 1 + sizes["horizon"],
@@ -292,11 +299,7 @@ shared = Group(
     rules=(
         Rule("QUANTILES", "in order", lambda part: bool((np.diff(part("QUANTILES"), axis=1) >= 0).all())),
         Rule("EXTENT", "in order", lambda part: bool((part("EXTENT")[0] <= part("EXTENT")[1]).all())),
-        Rule(
-            "SCALE",
-            "not so small beside the mean",
-            lambda part: bool((part("SCALE") >= SMALLEST / 4 * np.abs(part("MEAN"))).all()),
-        ),
+        Rule("SCALE", "that of the last values", scales_agree),
         Rule("COUNTS", f"numbers of rows up to {MOST_ROWS}", counted),
         Rule("LAGS", "the last values", lags_are_the_last_values),
         Rule("JUDGED", "numbers of rows", errors_have_rows),

@@ -27,7 +27,6 @@ FAR_ERRORS = 30.0  # typical errors of step 1 beyond which a value is implausibl
 LARGEST_VALUE = 1e6  # to which standardized values of the first rows are bounded
 OVERLAP = 12.0  # steps ahead from which the size of errors is remembered in proportion to the step
 PHASE_RATE = 0.02  # of the sizes of errors by place in a season
-CHANGE = 16.0  # factor by which the spread of a series leaves its scale before the scale follows
 
 
 @called
@@ -41,17 +40,6 @@ def phase_of(model, ahead):
 def ratio(a, b):
     """a / b, or 0 where b is."""
     return a / b if b != 0.0 else 0.0
-
-
-@called
-def follow_values(model, j, z, t):
-    """Add a standardized value of series j that is no outlier to its range, its level and its spread."""
-    extent, level, spread = shared.views("EXTENT LEVEL SPREAD", model)
-    slow = 1.0 / 512  # rate of the level and the spread of a series
-    extent[0, j], extent[1, j] = min(extent[0, j], z), max(extent[1, j], z)
-    rate = max(slow, 1.0 / (t + 1))
-    spread[j] += rate * (abs(z - level[j]) - spread[j])
-    level[j] += rate * (z - level[j])
 
 
 @called
@@ -112,14 +100,14 @@ def accept(model, i, t, now):
                 rate = max(1.0 - RECENT, 1.0 / (t + 1))
                 reach[j] = math.sqrt(reach[j] ** 2 + rate * (off * off - reach[j] ** 2))
         if there[j]:
-            follow_values(model, j, z[j], t)
+            extent[0, j], extent[1, j] = min(extent[0, j], z[j]), max(extent[1, j], z[j])
         elif not followed:
             z[j] = min(max(guess, extent[0, j]), extent[1, j])
 
 
 @called
 def follow_quantiles(quantiles, ends, levels, steps, share, e):
-    """Move the quantiles of the errors of a step by the error e of a forecast, which had these ends.
+    """Move the quantiles of the errors of a step by the error e of a forecast, which had these ends beside it.
 
     A quantile moves as its level would by a fixed rate, if errors were normal: the farther out, the farther. Whatever
     comes, the share of errors above an end differs from its level by at most its range over its step times rows. Errors
@@ -179,47 +167,48 @@ def judge(model, t, now):
 
 
 @called
-def in_units(mean, scale, limits, value):
-    """A standardized value in units of its series, within the bounds."""
-    return min(max(mean + scale * value, limits[0]), limits[1])
+def publish(model):
+    """Bound the forecasts of the last row, and store the quantiles of their errors as they are issued."""
+    limits, at = fixed.LIMITS(model), shared.COUNTS(model).rows % size.horizon(model)
+    quantiles, made, ends, mean, scale, typical, by_phase = shared.views(
+        "QUANTILES MADE ENDS MEAN SCALE SIZE BY_PHASE", model
+    )
+    made, ends = made[at], ends[at]
+    for j in range(made.shape[0]):
+        low, high = (limits[0] - mean[j]) / scale[j], (limits[1] - mean[j]) / scale[j]
+        for h in range(made.shape[1]):
+            made[j, h] = min(max(made[j, h], low), high)
+            spread = min(max(by_phase[j, phase_of(model, h + 1)], 0.1), 10.0)
+            for kind in range(typical.shape[0]):
+                for v in range(quantiles.shape[1]):
+                    ends[kind, v, j, h] = quantiles[kind, v, j, h] * typical[kind, j, h] * spread
 
 
 @called
-def publish(model, i, rows, now):
-    """Copy the forecasts of row i, with what exogenous inputs known ahead explain, and quantiles of their errors.
+def tell(model, i, t, now):
+    """Fill row i of OUT with the forecasts made after row t, and OUT_QUANTILES with their quantiles.
 
-    The numbers of errors are beside the quantiles. A series of which no value is known has no forecast.
+    They use what the inputs known ahead explain. The numbers of errors are beside the quantiles. A series of which no
+    value is known has no forecast.
     """
-    limits = fixed.LIMITS(model)
-    z = row.Z(model)
-    judged, told, quantiles, made, ends, mean, scale, typical, told_ends, by_phase = shared.views(
-        "JUDGED TOLD QUANTILES MADE ENDS MEAN SCALE SIZE TOLD_ENDS BY_PHASE", model
-    )
-    call, H = given.CALL(model), size.horizon(model)
-    t, kinds = shared.COUNTS(model).rows, size.kinds(model)
-    at = t % H
-    made, ends = made[at], ends[at]
-    out, levels = given.OUT(model)[i], size.levels(model)
-    for h in range(H):
-        explained = call.ahead != 0 and kinds > 1 and i + 1 + h < rows
+    limits, call = fixed.LIMITS(model), given.CALL(model)
+    judged, made, base, ends, mean, scale = shared.views("JUDGED MADE BASE ENDS MEAN SCALE", model)
+    at, levels, out = t % size.horizon(model), size.levels(model), max(i, 0)
+    for h in range(size.horizon(model)):
+        explained = i + 1 + h < call.ahead and size.kinds(model) > 1
         if explained:
             look(model, i, t, h + 1)
         for j in range(size.series(model)):
-            low, high, unit = (limits[0] - mean[j]) / scale[j], (limits[1] - mean[j]) / scale[j], (mean[j], scale[j])
-            made[j, h] = min(max(made[j, h], low), high)
-            more = explain(model, j, h, made[j, h], z[j], t + h + 1, now + h + 1) if explained else 0.0
-            told[j, h] = in_units(*unit, limits, made[j, h])
-            out[j, h] = in_units(*unit, limits, made[j, h] + more) if judged[j, 0] > 0 else math.nan
-            spread = min(max(by_phase[j, phase_of(model, h + 1)], 0.1), 10.0)
-            for kind in range(kinds):
-                for v in range(levels):
-                    ends[kind, v, j, h] = quantiles[kind, v, j, h] * typical[kind, j, h] * spread
-                    told_ends[kind, v, j, h] = in_units(*unit, limits, made[j, h] + ends[kind, v, j, h])
+            center = made[at, j, h]
+            if explained:
+                center += explain(model, j, h, made[at, j, h], base[at, j], t + h + 1, now + h + 1)
+            told = min(max(mean[j] + scale[j] * center, limits[0]), limits[1])
+            given.OUT(model)[out, j, h] = told if judged[j, 0] > 0 else math.nan
+            for v in range(levels if call.intervals else 0):
+                end = mean[j] + scale[j] * (center + ends[at, 1 if explained else 0, v, j, h])
+                given.OUT_QUANTILES(model)[out, v, j, h] = min(max(end, limits[0]), limits[1])
             if call.intervals:
-                for v in range(levels):
-                    end = made[j, h] + ends[1 if explained else 0, v, j, h] + more
-                    given.OUT_QUANTILES(model)[i, v, j, h] = in_units(*unit, limits, end)
-                given.OUT_QUANTILES(model)[i, levels, j, h] = judged[j, h + 1]
+                given.OUT_QUANTILES(model)[out, levels, j, h] = judged[j, h + 1]
 
 
 @called
@@ -252,12 +241,9 @@ def gather_common(model):
 
 @kernel
 def learn(model, rows):
-    """Learn rows Y with exogenous inputs E in order; OUT gets the forecasts made after each, OUT_QUANTILES theirs.
-
-    Returns the number of rows learned: fewer than there are where the scale of a series is due to change.
-    """
+    """Learn rows Y with exogenous inputs E in order; OUT gets the forecasts made after each, OUT_QUANTILES theirs."""
     z, there = row.views("Z THERE", model)
-    spread, base, was_there = shared.views("SPREAD BASE THERE", model)
+    base, was_there, last, mean, scale = shared.views("BASE THERE LAST MEAN SCALE", model)
     counts = shared.COUNTS(model)
     n, H = size.recent(model), size.horizon(model)
     for i in range(rows):
@@ -271,31 +257,24 @@ def learn(model, rows):
         learn_stack(model, t, now)
         follow_candidates(model, t, now)
         for j in range(z.size):
-            base[t % H, j], was_there[t % H, j] = z[j], there[j]
+            base[t % H, j], was_there[t % H, j], last[j] = z[j], there[j], mean[j] + scale[j] * z[j]
         smooth(model, t)
         follow_seasons(model, t)
         gather_common(model)
         learn_inputs(model, t, now)
         forecast_by_heads(model, t)
         choose(model, t, now)
-        publish(model, i, rows, now)
+        publish(model)
+        tell(model, i, t, now)
         follow_inputs(model, i, t)
         counts.rows += 1
         counts.phase += 1
-        for j in range(z.size):
-            if t >= FIRST_ROWS and (0.0 < spread[j] <= 1.0 / CHANGE or spread[j] >= CHANGE):
-                return i + 1
     return rows
 
 
 @kernel
-def explain_ahead(model, rows):
-    """Fill OUT with what the exogenous inputs E of so many rows ahead explain beyond the last forecasts."""
-    made, base = shared.views("MADE BASE", model)
-    H, n, t = size.horizon(model), size.recent(model), shared.COUNTS(model).rows - 1
-    at, now, out = t % H, n + t % n, given.OUT(model)[0]
-    for h in range(rows):
-        look(model, -1, t, h + 1)
-        for j in range(size.series(model)):
-            out[j, h] = explain(model, j, h, made[at, j, h], base[at, j], t + h + 1, now + h + 1)
+def forecast(model, rows):
+    """Fill row 0 of OUT and OUT_QUANTILES with the forecasts after the last of so many rows; E are the rows ahead."""
+    n = size.recent(model)
+    tell(model, -1, rows - 1, n + (rows - 1) % n)
     return 0

@@ -181,16 +181,14 @@ class Memory:
         kept = min(int(numbers["rows"]), self.layout.sizes[ring])
         return (int(numbers["next"]) - kept + np.arange(kept)) % old.layout.sizes[ring]
 
-    def divide(self, unit: str, by: float, place: int | None = None) -> None:
-        """Divide all that is in this unit, or in a power of it; with `place` only there, on the axis named `unit`."""
+    def divide(self, unit: str, by: float) -> None:
+        """Divide all that is in this unit, or in a power of it."""
         for each in self.layout.places.values():
             part, own = each.part, view(self.vector, each)
             if isinstance(part.dtype, Record):
                 for name, field in part.dtype.fields.items():
-                    own[name] = divided(own[name], by, field.unit[1] if (field.unit[0], place) == (unit, None) else 0)
+                    own[name] = divided(own[name], by, field.unit[1] if field.unit[0] == unit else 0)
             elif part.unit[0] == unit:
-                if place is not None:
-                    own = np.moveaxis(own, part.shape.index(unit), 0)[place, ...]
                 own[...] = divided(own, by, part.unit[1])
 
 
