@@ -23,16 +23,13 @@ OPTIONS = "<!-- written by docs/hooks.py: options -->"  # the place for them on 
 
 def options() -> str:
     """Return the options of each command with their help, as a list by command."""
-    import typer
-
-    from sepsa.shell.cli import app
+    from sepsa.shell.cli import Parser
+    from sepsa.shell.options import COMMANDS
 
     parts = []
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+    for name, kind in COMMANDS.items():
         told = [
-            f"- `{option.opts[0]}`: {option.help}"
-            for option in command.params
-            if option.opts[0].startswith("--") and option.help
+            f"- `{flag}`: {words}" for flag, words in Parser(name, kind).flags.items()
         ]
         parts.append("\n".join([f"**`sepsa {name}`**\n", *told]))
     return "\n\n".join(parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -18,9 +19,17 @@ from reproduction.data import NAMES as DATASETS
 from reproduction.experiments import EXPERIMENTS, plan
 from reproduction.methods import NAMES as METHODS
 from reproduction.methods import slug
-from sepsa.shell.cli import refuse, stopped
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+def stopped(message: object, code: int = 1) -> typer.Exit:
+    """Print one line on what stopped the command; returns the exception to raise."""
+    typer.echo(str(message), err=True)
+    return typer.Exit(code)
+
+
+refuse = partial(stopped, code=2)  # for a command that is wrong
 
 # "all" leaves "tuning" out, because the other experiments use the settings that it has chosen.
 REPRODUCIBLE = (*EXPERIMENTS, "convergence", "tuning", "all")

@@ -36,4 +36,4 @@ def draw(results: demo.Results) -> Figure:
 
 
 if __name__ == "__main__":
-    save(draw(demo.run(seeds=3)), Path(sys.argv[1]))
+    save(draw(demo.train(seeds=3)), Path(sys.argv[1]))

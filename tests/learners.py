@@ -22,8 +22,8 @@ import river_models
 import sepsa
 from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton
 from sepsa.interfaces.keyed import KeyedLearner
-from sepsa.shell import command, forecast, inspection, output
-from sepsa.shell.options import DetailOptions, ForecastOptions, StreamOptions
+from sepsa.shell import command, forecast, inspection, messages
+from sepsa.shell.options import ForecastOptions, PredictOptions, StreamOptions
 
 ASKED = slice(1990, 1995)  # rows that are only predicted
 
@@ -362,8 +362,8 @@ class Command(Kind):
             code = command.stream(StreamOptions(table, checkpoint=model, **files, **self.options))
         else:
             options = ForecastOptions(table, checkpoint=model, **files, **self.options)
-            code = command.stream(options, forecast.ForecastRun)
-        assert code in (output.FINISHED, output.LEFT_OUT)
+            code = forecast.forecast(options)
+        assert code in (messages.FINISHED, messages.LEFT_OUT)
 
     def prequential(self, model: Path, X: Any, y: Any, start: int = 0) -> list[Any]:
         """By `sepsa stream`: the lines of the predictions, with probabilities of the classes by name."""
@@ -382,7 +382,7 @@ class Command(Kind):
             return np.array([list(step.values()) for step in loaded.forecaster.forecast()])
         source, out = model.with_name("ask.csv"), model.with_name("answers.csv")
         source.write_text(frame(stream()[0][ASKED]).to_csv(index=False))
-        assert command.predict(model, DetailOptions(source, predictions=out)) == 0
+        assert command.predict(PredictOptions(source, model=model, predictions=out)) == 0
         answers = [line.split(",")[1] for line in out.read_text().splitlines()[1:]]
         return answers if self.options.get("classify") else np.array(answers, float)
 

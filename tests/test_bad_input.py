@@ -19,13 +19,12 @@ import torch
 from sklearn.pipeline import make_pipeline
 from torch import nn
 from torch.nn.functional import mse_loss, one_hot
-from typer.testing import CliRunner
 
 import river_models
 import sepsa
+from command_line import invoke
 from heads.test_properties import SOLVERS as CASES
 from sepsa import RLS, SepSA, SoftmaxNewton
-from sepsa.shell import cli
 from training_loops import Named, batches, in_a_thread
 
 PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
@@ -267,8 +266,7 @@ LONG = TABLE + TABLE.partition("\n")[2] * 49
 
 
 def sepsa_command(line):
-    result = CliRunner().invoke(cli.app, line.split())
-    assert isinstance(result.exception, SystemExit | None), result.exception
+    result = invoke(line.split())
     return f"{result.stderr}exit code {result.exit_code}"
 
 

@@ -27,10 +27,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import typer
 import yaml
 
 from sepsa.shell import cli
+from sepsa.shell.options import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "reproduction" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -249,8 +249,7 @@ def test_the_site_has_the_linked_programs_as_pages_and_no_file_of_the_build(site
 
 
 def test_the_page_on_the_command_line_has_every_option(site):
-    commands = typer.main.get_command(cli.app).commands.values()
-    options = {option.opts[0] for command in commands for option in command.params if option.opts[0].startswith("--")}
+    options = {flag for name, kind in COMMANDS.items() for flag in cli.Parser(name, kind).flags}
     page = (site / "api" / "cli.html").read_text("utf-8")
     assert len(options) > 30
     assert not {option for option in options if f"<code>{option}</code>: " not in page}

@@ -18,12 +18,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
 import sepsa
+from command_line import invoke
 from reproduction import records
 from sepsa.checkpoint import CheckpointError, inspect
-from sepsa.shell import cli
 from sepsa.shell.model import TableModel
 from sepsa.states import output
 from sepsa.states.file import lock
@@ -47,7 +46,7 @@ def stream(options, more="", code=0):
     """What `sepsa stream` says of the table and these further lines."""
     Path("t.csv").write_text(TABLE + more)
     options = options if "--predictions" in options else f"--predictions p.csv {options}"
-    result = CliRunner().invoke(cli.app, f"stream t.csv --target y {options}".split())
+    result = invoke(f"stream t.csv --target y {options}".split())
     assert result.exit_code == code, result.output
     return result.stderr
 
@@ -306,7 +305,7 @@ def test_missing_values_in_the_first_rows_are_no_damage():
     model.save("m.sepsa")
     X[3, 1] = np.nan
     model.partial_fit(X, X[:, 0]).save("m.sepsa")
-    assert "finite         yes" in CliRunner().invoke(cli.app, ["inspect", "m.sepsa"]).stdout
+    assert "finite         yes" in invoke(["inspect", "m.sepsa"]).stdout
 
 
 def test_the_command_saves_a_broken_model_only_by_force(monkeypatch):

@@ -15,7 +15,7 @@ import pytest
 from breaking.damage import same
 from learners import CASES, Command, Estimator, Forecaster, Head, River, Training, stream
 from sepsa.learner.learner import WARM_UP
-from sepsa.shell import command, formats, inspection, output, source
+from sepsa.shell import command, formats, inspection, messages, source
 from sepsa.shell.options import StreamOptions
 
 CUTS = 8
@@ -84,7 +84,7 @@ def test_other_formats_are_resumed_too(suffix, tmp_path, monkeypatch):
 
     def learn_block(self, block):
         stop = real(self, block)
-        self.signals.code = output.TERMINATED
+        self.signals.code = messages.TERMINATED
         return stop
 
     ended = []
@@ -98,7 +98,7 @@ def test_other_formats_are_resumed_too(suffix, tmp_path, monkeypatch):
             monkeypatch.setattr(command.StreamRun, "_learn_block", learn_block)
         runs = 1
         while code := command.stream(settings):
-            assert code == output.TERMINATED
+            assert code == messages.TERMINATED
             runs += 1
         model, header = inspection.load_model(place / "m.sepsa", "sepsa stream")
         ended.append((model.state_dict(), header.position["table"], (place / "out.csv").read_bytes()))

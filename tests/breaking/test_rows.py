@@ -9,6 +9,7 @@ import pytest
 
 from reference import csv_records
 from sepsa.shell import command, source
+from sepsa.shell.messages import exit_code
 from sepsa.shell.options import StreamOptions
 
 ODD = [
@@ -70,7 +71,8 @@ def stream(folder, data, rng, name="t.csv", **more):
     (folder / name).write_bytes(data)
     source.CHUNK = rng.choice([13, 200, 5000, 1 << 20])
     files = {"predictions": folder / "out.csv", "quarantine": folder / "q.csv"}
-    code = command.stream(StreamOptions(folder / name, target="y", sep=",", **files, **more))
+    options = StreamOptions(folder / name, target="y", sep=",", **files, **more)
+    code = exit_code(lambda: command.stream(options))
     return code, [int(r["line"]) for r in read(folder / "out.csv")], [int(r["line"]) for r in read(folder / "q.csv")]
 
 

@@ -22,11 +22,11 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import sepsa
+from command_line import invoke
 from sepsa.learner.columns.cells import date_formats, read_cell
-from sepsa.shell import cli, formats, inspection, output, source
+from sepsa.shell import formats, inspection, messages, output, source
 from sepsa.shell import records as table_records
 from sepsa.shell.command import StreamRun
 
@@ -40,10 +40,9 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def run(line, text=None, code=0):
+def run(line, text="", code=0):
     """Run a command line; its exit code must be this."""
-    result = CliRunner().invoke(cli.app, shlex.split(line), input=text)
-    assert isinstance(result.exception, SystemExit | None), result.exception
+    result = invoke(shlex.split(line), text)
     assert code is None or result.exit_code == code, result.output
     return result
 
@@ -436,7 +435,8 @@ def test_a_quarantine_that_a_killed_run_began_is_begun_anew():
 def test_what_came_before_the_end_of_a_truncated_file_is_learned(monkeypatch):
     table(gzip.compress(b"x,y\n" + b"1,2\n" * 50)[:-9])
     told = said(SAVED, code=1)
-    assert "ends in the middle of its compressed data: it is truncated\n50 rows, " in told
+    assert "is damaged or cut short and cannot be decompressed: Compressed file ended before " in told
+    assert " was reached\n50 rows, " in told
     assert inspected()["rows"] == 50
     # A field of a megabyte, and a line without end.
     monkeypatch.setattr(table_records, "LONGEST", 1 << 16)
@@ -766,10 +766,10 @@ def test_inspect_says_what_another_file_is():
 
 def test_labels_reach_no_terminal_with_escape_sequences(monkeypatch, capsys):
     red = "\x1b[31mred\x1b[0m\x07"
-    output.print_text(f"{red}\tlabel\n")
+    messages.print_text(f"{red}\tlabel\n")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    output.print_text(f"{red}\tlabel\n")
-    output.say(red)
+    messages.print_text(f"{red}\tlabel\n")
+    messages.say(red)
     told = capsys.readouterr()
     safe = r"\x1b[31mred\x1b[0m\x07"
     assert told.out == f"{red}\tlabel\n{safe}\tlabel\n"  # a pipe gets labels as they are

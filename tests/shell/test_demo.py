@@ -9,6 +9,7 @@ from reproduction.data import load
 from reproduction.demo_figure import draw
 from reproduction.figures import save
 from sepsa.shell import demo
+from sepsa.shell.options import DemoOptions
 
 
 def test_the_demo_has_the_rows_and_the_steps_of_the_papers_experiment():
@@ -53,12 +54,12 @@ def test_sepsa_beats_the_mean_and_errors_are_in_the_units_of_the_targets_also_wh
 
 def test_the_command_prints_a_table_and_the_figure_is_drawn_of_its_runs(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(demo, "LEARNING_RATES", (1e-4,))
-    results = demo.run(seeds=1)
+    assert demo.run(DemoOptions(seeds=1)) == 0
     said = capsys.readouterr().out
     assert "SepSA" in said
     assert "diverged" in said
     assert "standardized" in said
-    save(draw(results), tmp_path / "figure.png")
+    save(draw(demo.train(seeds=1)), tmp_path / "figure.png")
     with Image.open(tmp_path / "figure.png") as image:
         assert image.width > 1000
         assert len(image.convert("RGB").resize((200, 80)).getcolors(16000)) > 20

@@ -14,11 +14,10 @@ from datetime import datetime, timedelta
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from breaking.damage import same
+from command_line import invoke
 from sepsa.learner.columns.reader import Column
-from sepsa.shell import cli
 from sepsa.shell.cells import RowBlock
 from sepsa.shell.inspection import load_model
 from sepsa.shell.series import ForecastTable
@@ -26,7 +25,7 @@ from sepsa.shell.series import ForecastTable
 
 def run(*arguments, code=0):
     """Run `sepsa forecast`; its exit code must be this."""
-    result = CliRunner().invoke(cli.app, ["forecast", *(str(a) for a in arguments)])
+    result = invoke(["forecast", *arguments])
     assert result.exit_code == code, result.output
     return result
 

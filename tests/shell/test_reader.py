@@ -8,12 +8,11 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from typer.testing import CliRunner
 
 import sepsa
+from command_line import invoke
 from sepsa import river
 from sepsa.learner.columns.reader import column_of
-from sepsa.shell import cli
 from sepsa.shell.cells import column_of_arrow
 from sepsa.shell.reading import Reading
 
@@ -75,7 +74,7 @@ def test_a_category_is_a_name_in_every_interface_and_a_text_that_spells_a_number
         with pa.OSFile("t.arrow", "wb") as file, pa.ipc.new_file(file, table.schema) as out:
             out.write_table(table)  # Parquet has no categories of numbers
         line = f"stream t.arrow --target y --body fourier --predictions p.csv --checkpoint {len(named)}.sepsa"
-        assert CliRunner().invoke(cli.app, shlex.split(line)).exit_code == 0
+        assert invoke(shlex.split(line)).exit_code == 0
         saved = sepsa.load(f"{len(named)}.sepsa")
         for names in (estimator._encoder.inputs.names, learner._features, from_arrow._features, saved.inputs.names):
             assert sorted(set(names) - {"other=a"}) == named

@@ -138,8 +138,8 @@ class Clock:
             return Place((), dropped, points, self.grid)
         if steps < 0:
             raise ValueError(
-                f"time must be later than that of the last row, {self.latest()}, got {self.label(at)}: sort a table "
-                "that is newest first by time, and call fit again where an earlier value has changed"
+                f"time must be later than that of the last row, {self.latest()}, got {self.label(at)} (call "
+                "fit again where an earlier value has changed): sort the table by time, oldest first"
             )
         if steps == 0:
             raise self._not_later(at, self.latest())

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from sepsa.learner.columns.reader import Column, column_of, column_of_values
 from sepsa.shell.reading import Reading, drop_of
 
+OTHERWISE = "see their reasons by --quarantine"  # where no cure is known
 NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal, pa.types.is_null)
 
 
@@ -25,11 +26,15 @@ class TableError(ValueError):
 
 
 class BadRow(NamedTuple):
-    """A row that cannot be learned, which `sepsa stream` writes to the quarantine file."""
+    """A row that cannot be learned, which `sepsa stream` writes to the quarantine file.
+
+    `cure` is empty where the reason ends with it.
+    """
 
     line: int
     reason: str
     text: str
+    cure: str = OTHERWISE
 
 
 @dataclass
@@ -94,12 +99,12 @@ class UsableRows:
     def __init__(self, block: RowBlock) -> None:
         self.block, self.good, self.bad = block, np.ones(len(block), bool), list(block.bad)
 
-    def refuse(self, rows: Any, reason: str | Callable[[int], str]) -> None:
+    def refuse(self, rows: Any, reason: str | Callable[[int], str], cure: str = OTHERWISE) -> None:
         """Leave out rows, by their numbers or a mask, unless they are already; `reason` may depend on the number."""
         for i in np.arange(len(self.block))[rows].tolist():
             if self.good[i]:
                 said = reason if isinstance(reason, str) else reason(i)
-                self.bad.append(BadRow(int(self.block.lines[i]), said, self.block.raw(i)))
+                self.bad.append(BadRow(int(self.block.lines[i]), said, self.block.raw(i), cure))
                 self.good[i] = False
 
     @property

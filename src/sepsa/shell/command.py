@@ -25,26 +25,11 @@ import numpy as np
 from sepsa.learner.columns.cells import read_cell
 from sepsa.shell.cells import RowBlock, TableError, TableReader
 from sepsa.shell.formats import open_table
-from sepsa.shell.inspection import column_names, load_model, spelled, write_report
+from sepsa.shell.inspection import column_names, load_model, spelled
+from sepsa.shell.messages import FAILED, FINISHED, INTERRUPTED, MISUSED, TERMINATED, Misuse, say
 from sepsa.shell.model import BlockResult, Details, TableModel
-from sepsa.shell.options import NO_TARGET, DetailOptions, RunOptions
-from sepsa.shell.output import (
-    FAILED,
-    FINISHED,
-    INTERRUPTED,
-    MISUSED,
-    TERMINATED,
-    LeftOut,
-    Misuse,
-    Output,
-    Predictions,
-    RunningLine,
-    Signals,
-    error_of,
-    exit_code,
-    header_of,
-    say,
-)
+from sepsa.shell.options import NO_TARGET, DetailOptions, PredictOptions, RunOptions, flag_of
+from sepsa.shell.output import LeftOut, Output, Predictions, RunningLine, Signals, error_of, header_of
 from sepsa.shell.reading import Reading, cure_of
 from sepsa.states.file import Header, lock
 from sepsa.states.objects import check_target, save_locked
@@ -76,6 +61,8 @@ class StreamRun:
             self.target = check_target(options.checkpoint)
             held.enter_context(lock(self.target))
         if options.report is not None:
+            import jinja2  # noqa: F401  # the report needs it, after all rows were learned
+
             check_writable(options.report)
         if options.quarantine is not None and not options.quarantine.exists():  # `Output` opens one that is there
             check_writable(options.quarantine)
@@ -137,7 +124,7 @@ class StreamRun:
         for name, value in self.options.settings.items():
             if value != own[name]:
                 raise Misuse(
-                    f"{path} was made with --{name.replace('_', '-')} {spelled(own[name])}, "
+                    f"{path} was made with {flag_of(name)} {spelled(own[name])}, "
                     f"got {spelled(value)}: leave the option out, or give another --checkpoint"
                 )
         return model, header.position if isinstance(header.position, dict) else {}
@@ -157,7 +144,9 @@ class StreamRun:
         """Write the report, if it was asked for."""
         if self.options.report is not None:
             self.quarantine.flush()
-            write_report(self.options.report, name_of(self.options.source), self.model, self.quarantine.path)
+            from sepsa.shell.pages import write_page
+
+            write_page(self.options.report, name_of(self.options.source), self.model, self.quarantine.path)
 
     def _check_first(self, block: RowBlock) -> None:
         """Raise an error if the first rows show that the table is not read rightly."""
@@ -196,7 +185,7 @@ class StreamRun:
         self.predictions.write(result)
         if result.bad:
             text = io.StringIO()
-            csv.writer(text, lineterminator="\n").writerows(result.bad)
+            csv.writer(text, lineterminator="\n").writerows(bad[:3] for bad in result.bad)
             self.quarantine.write(text.getvalue().replace("\0", "\\0"))
         self.left_out.add(result, "quarantined", self.line.say)
 
@@ -257,10 +246,9 @@ class StreamRun:
 
 
 def stream(options: RunOptions, kind: type[StreamRun] = StreamRun) -> int:
-    """Learn a table as it comes, by a run of this kind; returns the exit code, after all messages."""
+    """Learn a table as it comes, by a run of this kind; returns the exit code."""
     with contextlib.ExitStack() as held:
-        signals = held.enter_context(Signals())
-        return exit_code(lambda: kind(options, signals, held).run())
+        return kind(options, held.enter_context(Signals()), held).run()
 
 
 def load_read(path: Path, kind: str, given: Mapping[str, Any]) -> tuple[Any, Header]:
@@ -296,12 +284,9 @@ def name_of(source: Path | None) -> str:
     return "standard input" if source is None else str(source)
 
 
-def predict(saved: Path, options: DetailOptions) -> int:
+def predict(options: PredictOptions) -> int:
     """Predict the rows of a table by a saved model; returns the exit code."""
-    return exit_code(lambda: predict_table(saved, options))
-
-
-def predict_table(saved: Path, options: DetailOptions) -> int:
+    saved = options.model
     for name, path in (("the model", saved), ("the table", options.source)):
         check_files({name: path, "--predictions": options.predictions})
     model, _ = load_read(saved, "sepsa stream", options.reading)
@@ -349,7 +334,7 @@ def wrong_options() -> Iterator[None]:
         yield
     except (TypeError, ValueError) as error:
         name, _, words = str(error).partition(" ")
-        raise Misuse(f"--{name.replace('_', '-')} {words}") from None
+        raise Misuse(f"{flag_of(name)} {words}") from None
 
 
 def check_files(files: dict[str, Path | None]) -> None:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from sklearn.datasets import load_diabetes
 from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
@@ -20,6 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from sepsa.heads import RLS
+from sepsa.learner.table_fit.progress import Progress
+from sepsa.shell.options import DemoOptions
 from sepsa.training.capture import first_order_step
 from sepsa.training.optimizer import SepSA
 
@@ -35,7 +33,7 @@ LEARNING_RATES = (1e-2, 1e-3, 1e-4)
 TARGETS = ("standardized targets", "raw targets")
 FIRST_SEED, HIDDEN, WEIGHT_DECAY = 233, 50, 1e-5  # the paper's
 
-Runs = NDArray[np.float64]  # (seeds, samples + 1) test errors, NaN after the run diverged
+Runs = NDArray[np.float64]  # (seeds, samples + 1) test errors, infinite after the run diverged
 Results = dict[tuple[str, float, str], Runs]  # by targets, learning rate and method
 
 
@@ -89,63 +87,44 @@ def online(rows: Rows, method: str, lr: float, seed: int, targets: str = "raw ta
     if targets == "standardized targets":
         mean, std = rows.train_targets.mean(0), rows.train_targets.std(0)
     learned = (rows.train_targets - mean) / std
-
-    @torch.no_grad()
-    def test_error() -> float:
-        return mse_loss(model(rows.test_inputs) * std + mean, rows.test_targets).item()
-
     errors = np.full(len(order) + 1, np.nan)
-    for k, i in enumerate(order.tolist()):
-        errors[k] = test_error()
+    for k, i in enumerate([None, *order.tolist()]):
+        if i is not None:
+            learn(rows.train_inputs[i : i + 1], learned[i : i + 1])
+        with torch.no_grad():
+            errors[k] = mse_loss(model(rows.test_inputs) * std + mean, rows.test_targets).item()
         if not np.isfinite(errors[k]):
             break  # diverged
-        learn(rows.train_inputs[i : i + 1], learned[i : i + 1])
-    else:
-        errors[-1] = test_error()
     return errors
 
 
-def run(seeds: int) -> Results:
-    """Train all methods, and print a table of their final errors."""
-    console = Console()
-    rows = diabetes()
-    baseline = mse_loss(rows.train_targets.mean(0).expand_as(rows.test_targets), rows.test_targets).item()
-    start = time.perf_counter()
-    results: Results = {}
-    name, bar = TextColumn("{task.description:<40}"), BarColumn(bar_width=None)
-    with Progress(name, bar, MofNCompleteColumn(), TimeRemainingColumn(), console=console) as progress:
-        task = progress.add_task("", total=len(TARGETS) * len(LEARNING_RATES) * len(METHODS) * seeds)
-        for kind, lr, method in itertools.product(TARGETS, LEARNING_RATES, METHODS):
-            progress.update(task, description=f"{method}, {kind}, lr {lr:g}")
-            runs = []
-            for seed in range(FIRST_SEED, FIRST_SEED + seeds):
-                runs.append(online(rows, method, lr, seed, kind))
-                progress.advance(task)
-            results[kind, lr, method] = np.array(runs)
-        progress.update(task, description="done")
-    console.print(summary(results, seeds))
-    console.print(f"Predicting the mean target for everybody gives {baseline:,.0f}.", highlight=False)
-    console.print(f"{time.perf_counter() - start:.0f} s", highlight=False)
+def train(seeds: int) -> Results:
+    """The runs of all methods."""
+    rows, results = diabetes(), Results()
+    plan = list(itertools.product(TARGETS, LEARNING_RATES, METHODS))
+    progress = Progress("training", len(plan))
+    for kind, lr, method in plan:
+        runs = [online(rows, method, lr, seed, kind) for seed in range(FIRST_SEED, FIRST_SEED + seeds)]
+        results[kind, lr, method] = np.array(runs)
+        progress.advance(1)
+    progress.finish()
     return results
 
 
-def quantile(runs: Runs, share: float) -> NDArray[np.float64]:
-    """A quantile over the seeds of each column; a run that diverged is worse than any other."""
-    worst = np.where(np.isfinite(runs), runs, np.inf)
-    return np.asarray(np.quantile(worst, share, axis=0, method="nearest"))
-
-
-def summary(results: Results, seeds: int) -> Table:
-    """The final test errors, a row for each kind of targets and method, a column for each learning rate."""
-    table = Table("targets", "method", title=f"Diabetes, test error after one pass, median of {seeds}")
-    for lr in LEARNING_RATES:
-        table.add_column(f"lr {lr:g}", justify="right")
-    final = {of: float(quantile(runs[:, -1:], 0.5)[0]) for of, runs in results.items()}
-    for kind, name in itertools.product(TARGETS, METHODS):
-        cells = []
+def run(options: DemoOptions) -> int:
+    """Train all methods, and print a table of their final errors; the best of its targets is marked."""
+    results = train(options.seeds)
+    print(f"Diabetes, test error after one pass, median of {options.seeds}; * is the least of a column")
+    print(f"{'targets':<14}{'method':<9}", *(f"{f'lr {lr:g}':>11}" for lr in LEARNING_RATES))
+    final = {of: np.median(np.where(np.isfinite(runs[:, -1]), runs[:, -1], np.inf)) for of, runs in results.items()}
+    for kind, method in itertools.product(TARGETS, METHODS):
+        line = f"{kind.partition(' ')[0]:<14}{method:<9}"
         for lr in LEARNING_RATES:
-            error = final[kind, lr, name]
-            cell = f"{error:,.0f}" if np.isfinite(error) else "diverged"
-            cells.append(f"[bold]{cell}[/bold]" if error == min(final[kind, lr, of] for of in METHODS) else cell)
-        table.add_row(kind.partition(" ")[0], name, *cells, end_section=name == METHODS[-1])
-    return table
+            error = final[kind, lr, method]
+            best = "*" if error == min(final[kind, lr, of] for of in METHODS) else " "
+            line += f"{f'{error:,.0f}' if np.isfinite(error) else 'diverged':>11}{best}"
+        print(line)
+    rows = diabetes()
+    mean = mse_loss(rows.train_targets.mean(0).expand_as(rows.test_targets), rows.test_targets).item()
+    print(f"Predicting the mean target for everybody gives {mean:,.0f}.")
+    return 0

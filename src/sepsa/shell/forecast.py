@@ -1,23 +1,27 @@
-"""`sepsa forecast`: its checks of a table, the forecasts that it prints, and the page with fan charts."""
+"""`sepsa forecast`: its checks of a table, and the forecasts that it writes and prints."""
 
 from __future__ import annotations
 
-import math
 import shlex
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sepsa.learner.memory.parts import Floats
 from sepsa.shell.cells import RowBlock, TableError
-from sepsa.shell.command import StreamRun, check_first_target, check_names, name_of
-from sepsa.shell.inspection import Chart, spelled, write_template
+from sepsa.shell.command import StreamRun, check_first_target, check_names, name_of, stream
+from sepsa.shell.messages import NEWEST_FIRST, Misuse, print_text, say
 from sepsa.shell.model import BlockResult
-from sepsa.shell.output import NEWEST_FIRST, Misuse, Predictions, error_of, print_text, quote, say, speller
+from sepsa.shell.options import ForecastOptions
+from sepsa.shell.output import Predictions, quote, speller
 from sepsa.shell.reading import cure_of
 from sepsa.shell.records import TextReader
 from sepsa.shell.series import ForecastTable
+
+
+def forecast(options: ForecastOptions) -> int:
+    """Learn a table as it comes, and forecast; returns the exit code."""
+    return stream(options, ForecastRun)
 
 
 class ForecastFile(Predictions):
@@ -126,15 +130,14 @@ class ForecastRun(StreamRun):
                 f"--target {', '.join(self.model.target)} has no number in the last rows: nothing to forecast"
             )
         self._check_ahead()
-        rows, spell = last_forecast(self.model), speller(self.options.digits, printed=True)
+        rows, spell = self.model.last_forecast(), speller(self.options.digits, printed=True)
         cells = ([spell(cell) if isinstance(cell, float) else quote(str(cell)) for cell in row] for row in rows)
         print_text("".join(",".join(row) + "\n" for row in cells))
         if any(row[-1] == "" for row in rows):
             say("no interval where low and high are empty: no error of such a forecast has been measured yet")
-        for line in beside_naive(self.model):
+        for line in self.model.beside_naive():
             say(line)
-        if self.options.report is not None:
-            write_page(self.options.report, name_of(self.options.source), self.model)
+        super()._finish()
 
 
 def reversing(source: Path | None) -> str:
@@ -143,76 +146,3 @@ def reversing(source: Path | None) -> str:
         return ""
     name = shlex.quote(str(source))
     return f", as (head -n 1 {name}; tail -n +2 {name} | tac) > oldest-first.csv does"
-
-
-def last_forecast(model: ForecastTable) -> list[tuple[Any, ...]]:
-    """The forecast after the last row as a table: step and time, series, forecast and the ends of the 90 % interval."""
-    made, *ends = model.forecaster.predict(X=model.ahead_inputs(), coverage=0.9)
-    seen = model.seen()
-    rows: list[tuple[Any, ...]] = [("step", "time", "series", "forecast", "low", "high")]
-    for h, time in enumerate(model.forecaster.times()):
-        for j, name in enumerate(model.target):
-            value, low, high = (float(part[h, j]) for part in (made, *ends))
-            known = seen[j] > h + 1 or low < high  # no interval is without an error that was measured
-            shown = [end if known and math.isfinite(end) else "" for end in (low, high)]
-            first = "" if math.isnan(value) or not (seen[j] or known) else value
-            rows.append((h + 1, "" if time is None else time, name, first, *shown))
-    return rows
-
-
-def beside_naive(model: ForecastTable) -> list[str]:
-    """The recent errors at some steps, beside those of the best naive forecast, for each series."""
-    errors, H, seen = model.forecaster.errors_, model.horizon, model.seen()
-    ours, naive = errors.pop("forecast"), list(errors)
-    lines = []
-    for j, name in enumerate(model.target):
-        for h in sorted(h for h in {1, (H + 1) // 2, H} if seen[j] > h):
-            best = min(naive, key=lambda one: errors[one][j, h - 1])
-            lines.append(
-                f"{name}, {h} ahead: recent absolute error {ours[j, h - 1]:.4g}, best naive forecast "
-                f"({best}) {errors[best][j, h - 1]:.4g}"
-            )
-    return lines
-
-
-def write_page(path: Path, source: str, model: ForecastTable) -> None:
-    """Write a page with a fan chart for each series, which needs no network."""
-    forecaster = model.forecaster
-    made, ends = forecaster.predict(X=model.ahead_inputs(), coverage=(0.9, 0.8, 0.5))
-    bands = [np.stack(pair, -1) for pair in ends.values()]
-    write_template(
-        path,
-        "forecast.html.jinja",
-        source=source,
-        model=model,
-        score=error_of(model),  # type: ignore[arg-type]
-        charts=[
-            (name, fan_chart(model.history[:, j], made[:, j], [band[:, j] for band in bands]))
-            for j, name in enumerate(model.target)
-        ],
-        table=last_forecast(model),
-        naive=beside_naive(model),
-        settings={name: spelled(value) for name, value in model.get_params().items()}
-        | {"seasons used": spelled(forecaster.seasons_), "bounded outliers": str(forecaster.outliers_)},
-    )
-
-
-def fan_chart(past: Floats, made: Floats, bands: list[Floats]) -> dict[str, Any]:
-    """Past values, forecasts and their intervals over the rows after the last one: the chart, its lines and bands."""
-    values = np.concatenate([past, made, *map(np.ravel, bands)])
-    values = values[np.isfinite(values)] if np.isfinite(values).any() else np.zeros(1)
-    low, rows, ahead = float(values.min()), np.arange(1 - len(past), 1), np.arange(1, 1 + len(made))
-    chart = Chart((min(rows[0], 0), max(len(made), 1)), (low, low + max(float(np.ptp(values)), 1e-12) * 1.04))
-
-    def line(x: Any, y: Any) -> str:
-        pairs = zip(x.tolist(), y.tolist(), strict=True)
-        return " ".join("{},{}".format(*chart.at(*pair)) for pair in pairs if math.isfinite(pair[1]))
-
-    last = np.flatnonzero(~np.isnan(past))[-1:]  # the forecasts are joined to the last value
-    return {
-        "chart": chart,
-        "past": line(rows, past),
-        "made": line(np.append(rows[last], ahead), np.append(past[last], made)),
-        "bands": [line(np.append(ahead, ahead[::-1]), np.append(band[:, 0], band[::-1, 1])) for band in bands],
-        "now": chart.at(0, low)[0],
-    }

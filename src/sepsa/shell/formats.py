@@ -89,7 +89,7 @@ class CsvReader(TextReader):
         if b"\0" in batch.data or fails(batch.data.decode):
             doubtful[:] = True
         reasons = [(i, reason) for i in np.flatnonzero(doubtful) if (reason := self._reason(batch, i)) is not None]
-        bad = [BadRow(int(batch.lines[i]), reason, batch.text(i)) for i, reason in reasons if reason]
+        bad = [batch.bad(i, *reason) for i, reason in reasons if reason]
         places = np.delete(np.arange(len(doubtful)), [i for i, _ in reasons])
         data = b"".join(batch.record(i) + b"\n" for i in places) if reasons else batch.data
         columns: dict[str, Column] = {}
@@ -98,25 +98,27 @@ class CsvReader(TextReader):
                 columns = self._columns(data, len(places))
             except pa.ArrowInvalid:  # Arrow divides some record into others than the lexer
                 read = np.array([not fails(self._columns, batch.record(i) + b"\n", 1) for i in places])
-                bad += [BadRow(int(batch.lines[i]), "the line cannot be read", batch.text(i)) for i in places[~read]]
+                bad += [batch.bad(i, "the line cannot be read") for i in places[~read]]
                 places = places[read]
                 if len(places):
                     columns = self._columns(b"".join(batch.record(i) + b"\n" for i in places), len(places))
         lines = batch.lines[places]
         return RowBlock(columns, lines, lambda i: batch.text(int(places[i])), sorted(bad), self.position())
 
-    def _reason(self, batch: RecordBatch, i: Any) -> str | None:
-        """Why record i cannot be read; empty for a blank line, None where it can be read."""
-        record, cells = batch.record(i), batch.cells[i]
+    def _reason(self, batch: RecordBatch, i: Any) -> tuple[str, ...] | None:
+        """Why record i cannot be read, and the cure; empty for a blank line, None where it can be read."""
+        record, cells, encoding = batch.record(i), batch.cells[i], spell_encoding(self.source.encoding)
         if cells == records.NOT_CLOSED:
-            return "the line has a quote that is not closed"
+            cure = "close the quote, or double it if it is a character of the cell"
+            return "the line has a quote that is not closed", cure
         if b"\0" in record:
-            return "the line holds a NUL byte"
+            return "the line holds a NUL byte", "give --encoding utf-16 if the table is in UTF-16"
         if len(record) >= records.LONGEST:
-            return too_long()
+            return (too_long(),)
         if cells != len(self.names):
-            return f"the line has {cells} cells where the header has {len(self.names)}" if cells else ""
-        return f"the line is not in {spell_encoding(self.source.encoding)}" if fails(record.decode) else None
+            cure = "give --sep if another character separates cells, or quote cells that contain it"
+            return (f"the line has {cells} cells where the header has {len(self.names)}", cure) if cells else ()
+        return (f"the line is not in {encoding}", encoding_cure(encoding)) if fails(record.decode) else None
 
     def _columns(self, data: bytes, rows: int) -> dict[str, Column]:
         used = [name for name in self.names if self.reads(name)]
@@ -171,7 +173,7 @@ class JsonLinesReader(TextReader):
                 rows.append(self._row(record))
                 places.append(i)
             except ValueError as error:
-                bad.append(BadRow(int(batch.lines[i]), str(error), batch.text(i)))
+                bad.append(batch.bad(i, str(error)))
         names = sorted({name for row in rows for name in row})  # sorted: the order must not depend on the block
         columns = {name: self._column(name, [row.get(name) for row in rows]) for name in names}
         lines = batch.lines[np.array(places, np.intp)]

@@ -1,13 +1,9 @@
-"""What is known of a model: `sepsa inspect`, which shows a checkpoint, and the HTML report of `sepsa stream`."""
+"""`sepsa inspect`: what a checkpoint contains."""
 
 from __future__ import annotations
 
-import csv
-import math
+import json
 import time
-from collections import Counter
-from dataclasses import dataclass, fields
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +11,35 @@ import numpy as np
 
 from sepsa.learner.columns.inputs import DATE_PARTS, date_names
 from sepsa.shell.formats import kind_of_file
+from sepsa.shell.messages import FINISHED, check_stdout, duration, print_text
 from sepsa.shell.model import TableModel
-from sepsa.shell.options import TableOptions
-from sepsa.shell.output import duration, error_of
-from sepsa.shell.reading import Reading
-from sepsa.shell.trace import WINDOW, ErrorTrace
+from sepsa.shell.options import InspectOptions
+from sepsa.shell.output import error_of
 from sepsa.states.file import FIRST, CheckpointError, Header, older, read_path
 from sepsa.states.objects import unpack
-from sepsa.states.output import replace
 from sepsa.states.tree import not_finite
+
+
+def show(options: InspectOptions) -> int:
+    """Print what a checkpoint contains."""
+    check_stdout("open it, or redirect it to a file")
+    contents = inspect(options.model)
+    width = max(map(len, contents))
+    lines = [f"{name:<{width}}  {plain(value)}\n" for name, value in contents.items()]
+    print_text(json.dumps(contents, default=str) + "\n" if options.json else "".join(lines))
+    return FINISHED
+
+
+def plain(value: Any) -> str:
+    """A value in one line."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {plain(part)}" for key, part in value.items())
+    if isinstance(value, (list, tuple)):
+        shown = ", ".join(map(str, value[:12]))
+        return f"{shown}, ... ({len(value)})" if len(value) > 12 else shown or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def what_it_is(path: Path) -> str:
@@ -125,109 +141,3 @@ def column_names(model: TableModel) -> list[str]:
 def spelled(value: Any) -> str:
     """The value of an option as on the command line."""
     return (",".join(map(str, value)) or "nothing") if isinstance(value, tuple) else str(value)
-
-
-# ---------------------------------------------------------------------- the report
-
-
-def write_report(path: Path, source: str, model: TableModel, quarantine: Path) -> None:
-    """Write a page that needs no network; `quarantine` is the file of rows that could not be used."""
-    lost = []
-    if quarantine.is_file() and model.quarantined:
-        with open(quarantine, encoding="utf-8", newline="") as lines:
-            lost = list(islice(csv.reader(lines), 1, 21))  # behind the header
-    options = model.get_params()
-    write_template(
-        path,
-        "report.html.jinja",
-        source=source,
-        model=model,
-        curve=error_curve(model.trace),
-        latest=by_class(model) if model.classify else actual_and_predicted(model),
-        window=WINDOW,
-        lost=lost,
-        settings=[
-            (each.name, spelled(options[each.name]), each.metadata["help"])
-            for each in (*fields(TableOptions), *fields(Reading))
-        ],
-        columns=column_names(model),
-        quarantine=quarantine,
-        chosen={} if model.learner is None else model.learner.engine.chosen,
-    )
-
-
-def write_template(path: Path, name: str, **values: Any) -> None:
-    """Write a page with these values, and the time as `when`."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("sepsa.shell", "."), autoescape=True, undefined=jinja2.StrictUndefined
-    )
-    environment.globals["ticks"] = ticks
-    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    replace(path, [environment.get_template(name).render(**values, when=when).encode()])
-
-
-@dataclass
-class Chart:
-    """A plane of numbers as SVG coordinates, with room for the labels of its ticks."""
-
-    x: tuple[float, float]
-    y: tuple[float, float]
-    height: int = 300
-    WIDTH, LEFT, RIGHT, TOP, BOTTOM = 700, 92, 40, 16, 62
-
-    def at(self, x: float, y: float) -> tuple[float, float]:
-        """The place of a pair of numbers."""
-        right, down = self.WIDTH - self.LEFT - self.RIGHT, self.height - self.TOP - self.BOTTOM
-        across = (x - self.x[0]) / (self.x[1] - self.x[0])
-        up = (y - self.y[0]) / (self.y[1] - self.y[0])
-        return round(self.LEFT + across * right, 1), round(self.TOP + (1 - up) * down, 1)
-
-
-def error_curve(trace: ErrorTrace) -> dict[str, Any]:
-    """The mean error over rows: the chart, the line, its points where these are few, and the places of alarms."""
-    points = [*trace.points, *([math.fsum(trace.part) / len(trace.part)] if trace.part else [])] or [trace.mean]
-    chart = Chart((0.0, max(1, trace.rows)), (0.0, max(max(points), 1e-12) * 1.08))
-    step = trace.rows / len(points)
-    places = [chart.at((i + 0.5) * step, value) for i, value in enumerate(points)]
-    line = " ".join(f"{x},{y}" for x, y in places)
-    dots = places if len(places) < 3 else []
-    return {"chart": chart, "line": line, "dots": dots, "alarms": [chart.at(alarm[0], 0.0) for alarm in trace.alarms]}
-
-
-def actual_and_predicted(model: TableModel) -> dict[str, Any]:
-    """The last rows as points, with their mean absolute error and that of their mean as the prediction."""
-    if not model.latest:
-        return {}
-    actual, predicted = np.array(model.latest, np.float64).T
-    low, high = float(min(actual.min(), predicted.min())), float(max(actual.max(), predicted.max()))
-    room = 0.04 * (high - low) or max(abs(low), 1.0)
-    ends = low - room, high + room
-    chart = Chart(ends, ends, height=460)
-    return {
-        "chart": chart,
-        "dots": [chart.at(a, p) for a, p in zip(actual.tolist(), predicted.tolist(), strict=True)],
-        "ends": (chart.at(ends[0], ends[0]), chart.at(ends[1], ends[1])),
-        "error": np.abs(actual - predicted).mean(),
-        "of_mean": np.abs(actual - actual.mean()).mean(),
-    }
-
-
-def by_class(model: TableModel) -> list[tuple[str, int, float, list[tuple[str, int]]]]:
-    """The last rows by class: the class, its rows, the share predicted right, and the most frequent mistake."""
-    rows = []
-    for label, count in Counter(actual for actual, _ in model.latest).most_common(20):
-        wrong = Counter(predicted for actual, predicted in model.latest if actual == label and predicted != label)
-        rows.append((label, count, 1 - wrong.total() / count, wrong.most_common(1)))
-    return rows
-
-
-def ticks(low: float, high: float) -> list[float]:
-    """Four to eight round numbers from `low` to `high`."""
-    span = high - low
-    if not 0 < span < math.inf:
-        return [low]
-    step = 10 ** math.floor(math.log10(span))
-    step = next(step * f for f in (0.1, 0.2, 0.25, 0.5, 1.0, 2.0) if span / (step * f) <= 7)
-    return [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)]

@@ -23,7 +23,7 @@ from sepsa.learner.learner import StreamLearner
 from sepsa.learner.memory.parts import Floats
 from sepsa.shell.cells import BadRow, RowBlock, UsableRows
 from sepsa.shell.options import TableOptions
-from sepsa.shell.reading import Reading, cure_of
+from sepsa.shell.reading import ABSENT, NOT_FINITE, Reading, cure_of
 from sepsa.shell.trace import ErrorTrace
 from sepsa.states import schema
 from sepsa.states.objects import rebuilt_as
@@ -127,7 +127,7 @@ class TableModel(TableOptions):
         if len(rows := usable.rows):
             labels = self._labels(block.columns[self.target].rows(rows))
             reason = f"the target has more than {MOST_CLASSES} classes: is it a number, without --classify?"
-            usable.refuse(rows[labels < 0], reason)
+            usable.refuse(rows[labels < 0], reason, "")
             rows, labels = usable.rows, labels[labels >= 0]
             kept, result = self._learn(
                 self._inputs(block, rows), block.columns[self.target].numbers[rows], labels, asked
@@ -218,19 +218,19 @@ class TableModel(TableOptions):
         block, absent = usable.block, f"there is no {self.target!r}"
         target = block.columns.get(self.target)
         if learning and target is None:
-            usable.refuse(..., absent)
+            usable.refuse(..., absent, ABSENT)
         elif learning and target is not None and self.classify:
-            usable.refuse(~target.is_text, absent)
+            usable.refuse(~target.is_text, absent, ABSENT)
         elif learning and target is not None:
             for i in np.flatnonzero(target.is_text | target.is_time).tolist():
                 cure = cure_of(target.text(i), self.reading, otherwise="add --classify if it is a class")
-                usable.refuse([i], f"{self.target!r} is not a number: {cure}")
-            usable.refuse(np.isnan(target.numbers), absent)
-            usable.refuse(np.isinf(target.numbers), f"{self.target!r} is not finite")
+                usable.refuse([i], f"{self.target!r} is not a number: {cure}", "")
+            usable.refuse(np.isnan(target.numbers), absent, ABSENT)
+            usable.refuse(np.isinf(target.numbers), f"{self.target!r} is not finite", NOT_FINITE)
         for name, column in self._inputs(block, np.arange(len(block))).items():
-            usable.refuse(np.isinf(column.numbers), f"{name!r} is not finite")
+            usable.refuse(np.isinf(column.numbers), f"{name!r} is not finite", NOT_FINITE)
             if not learning:
-                usable.refuse(self.other_kind(name, column)[0], partial(self.why_other, name, column))
+                usable.refuse(self.other_kind(name, column)[0], partial(self.why_other, name, column), "")
 
     def learned_kind(self, name: str) -> str:
         """What all cells of a column were so far, "number" or "date"; empty where they were texts, mixed or none."""

@@ -1,11 +1,10 @@
-"""What the table commands write, and how they end: files, standard output, messages of one line, and exit codes."""
+"""What the commands that read tables write: predictions, the line of a running command, rows that were left out."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import re
 import signal
 import sys
 import time
@@ -16,42 +15,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from sepsa.shell.cells import TableError
+from sepsa.shell.cells import BadRow, TableError
+from sepsa.shell.messages import INTERRUPTED, LEFT_OUT, TERMINATED, Misuse, check_stdout, duration, print_text, say
 from sepsa.shell.model import BlockResult, Details, TableModel
-from sepsa.shell.reading import encoding_cure
 from sepsa.states.output import is_device
-from sepsa.validation import printable
 
 REFRESH = 0.5  # seconds between two running lines in a terminal
 PROGRESS = 10.0  # and elsewhere
 PRINTED = 6  # significant digits of a number in standard output
 AS_TEXT: Any = {"encoding": "utf-8", "newline": "", "errors": "backslashreplace"}
-FINISHED, FAILED, MISUSED, PIPE_CLOSED, INTERRUPTED, TERMINATED = 0, 1, 2, 141, 130, 143
-LEFT_OUT, NEWEST_FIRST = 3, 4
 MANY = 1 / 20  # the share of the rows beyond which a command has an exit code of its own
 MOST_REASONS = 1000
 SHOWN = 3  # rows left out that are shown in the terminal; the quarantine file has all
-CURES = {  # by words of the reason; some reasons name their cure
-    "is not in UTF-8": encoding_cure("UTF-8"),
-    "is not in": encoding_cure(""),
-    "cells where the header has": "give --sep if another character separates cells, or quote cells that contain it",
-    "is not closed": "close the quote, or double it if it is a character of the cell",
-    "NUL byte": "give --encoding utf-16 if the table is in UTF-16",
-    "must be a business day": "give --step day",
-    "is not finite": "give --na-values if such a number is a missing value",
-    "there is no": "name a column that has values, or remove these rows",
-    "half a step": "aggregate the rows of one time; the first of them was learned",
-    "leaps ahead": "correct these times, or give --step",
-    "time": "sort the table by time, oldest first",
-}
-
-
-class Misuse(ValueError):
-    """A command line with options that do not fit together, or do not fit the table; `code` is the exit code."""
-
-    def __init__(self, message: str, code: int = 2) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class Output:
@@ -225,88 +200,12 @@ class RunningLine:
         say(text)
 
 
-def check_stdout(cure: str) -> None:
-    """Raise an error if standard output was closed before the command began, as by `>&-`."""
-    if sys.__stdout__ is None:
-        raise Misuse(f"standard output is closed: {cure}")
-
-
-def print_text(text: str) -> None:
-    """Write to standard output at once; a terminal gets no control characters of names and labels."""
-    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
-    sys.stdout.flush()
-
-
-def silence(stream: TextIO) -> None:
-    """Redirect a standard stream, whose reader has closed the pipe, so that Python reports no error at exit."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
 def error_of(model: TableModel, recent: bool = False) -> str:
     """The accuracy or the mean absolute error, of all rows or of the recent ones."""
     value = model.trace.recent if recent else model.trace.mean
     if model.classify:
         return f"{'recent ' if recent else ''}accuracy {1 - value:.4f}"
     return f"{'recent' if recent else 'mean'} absolute error {value:.6g}"
-
-
-def say(text: str, begin: str = "", end: str = "\n") -> None:
-    """Print a message of one line to standard error; it is lost if that is closed."""
-    try:
-        print(begin + printable(text).replace("\n", "\\n"), file=sys.stderr, end=end, flush=True)
-    except OSError:
-        silence(sys.stderr)
-
-
-def duration(seconds: float) -> str:
-    """A duration in its largest unit."""
-    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(seconds, 0):.0f} seconds"
-
-
-def describe(error: BaseException) -> str:
-    """An error in one line; the cure is added to messages of the operating system."""
-    if isinstance(error, MemoryError):
-        return "there is not enough memory: leave out wide text columns by --drop, or lower --categories"
-    text = " ".join(str(error).split())
-    cures = {
-        2: "check the path",
-        13: "check its permissions",
-        21: "give a file",
-        28: "make room",
-        30: "give a folder that can be written",
-    }
-    if isinstance(error, OSError) and error.strerror:
-        name = f"{error.filename}: " if error.filename else ""
-        cure = cures.get(error.errno or 0)
-        return f"{name}{error.strerror.lower()}{f': {cure}' if cure else ''}"
-    return text or type(error).__name__
-
-
-# ---------------------------------------------------------------------- the end
-
-
-def exit_code(run: Callable[[], int]) -> int:
-    """The exit code of a command; an error becomes a message of one line."""
-    try:
-        return run()
-    except SystemExit as stopped:  # by a signal
-        return int(stopped.code or 0)
-    except Misuse as error:
-        say(str(error))
-        return error.code
-    except BrokenPipeError:
-        silence(sys.stdout)
-        say("stopped: the reader of the predictions has closed the pipe")
-        return PIPE_CLOSED
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except (OSError, ValueError, MemoryError) as error:
-        say(describe(error))
-        return FAILED
 
 
 class Signals:
@@ -340,7 +239,7 @@ class LeftOut:
     def __init__(self) -> None:
         self.used = self.lost = 0
         self._counts: Counter[str] = Counter()
-        self._examples: dict[str, str] = {}
+        self._examples: dict[str, BadRow] = {}
 
     def add(self, result: BlockResult, what: str, tell: Callable[[str], None] = say) -> None:
         """Count the rows of a block; the first ones that are left out are told by `what` became of them."""
@@ -349,10 +248,10 @@ class LeftOut:
             if self.lost < SHOWN:
                 tell(f"line {row.line} is {what}: {row.reason}")
             self.lost += 1
-            kind = re.sub(r"'.*'|\d[\d:. -]*", "", row.reason)
+            kind = row.cure or row.reason.rpartition(": ")[2]
             if kind in self._counts or len(self._counts) < MOST_REASONS:
                 self._counts[kind] += 1
-                self._examples.setdefault(kind, row.reason)
+                self._examples.setdefault(kind, row)
 
     def exit_code(self, code: int) -> int:
         """The exit code of a command at its end, after its last line where it has left many rows out."""
@@ -360,8 +259,7 @@ class LeftOut:
         if self.lost <= MANY * total:
             return code
         [(kind, count)] = self._counts.most_common(1)
-        reason = self._examples[kind]
-        cure = next((cure for words, cure in CURES.items() if words in reason), "see their reasons by --quarantine")
-        said = reason if ": " in reason else f"{reason}: {cure}"
+        row = self._examples[kind]
+        said = f"{row.reason}: {row.cure}" if row.cure else row.reason
         say(f"WARNING: {self.lost} of {total} rows were left out, {count} of them because {said}")
         return code or LEFT_OUT

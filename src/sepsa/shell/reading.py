@@ -25,7 +25,7 @@ BROKEN = "sepsa.broken"  # the error handler that writes a byte which no UTF-8 t
 def option(default: Any, words: str, **more: Any) -> Any:
     """A setting with its default and its meaning.
 
-    `read` reads its text in a command, `min` is its least value, and `names` are its names in a command.
+    `read` reads its text in a command, and `names` are its names there.
     """
     return field(default=default, metadata={"help": words, **more})
 
@@ -97,6 +97,10 @@ def drop_of(column: str) -> str:
     """How a column is left out."""
     cell = '"' + column.replace('"', '""') + '"' if any(mark in column for mark in ',"\r\n') else column
     return f"leave it out by --drop {shlex.quote(cell[:100])}"
+
+
+NOT_FINITE = "give --na-values if such a number is a missing value"
+ABSENT = "name a column that has values, or remove these rows"
 
 
 def spell_encoding(name: str) -> str:

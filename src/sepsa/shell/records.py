@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sepsa.shell.cells import BadRow, Position, RowBlock, TableError, TableReader, fails
+from sepsa.shell.cells import OTHERWISE, BadRow, Position, RowBlock, TableError, TableReader, fails
 from sepsa.shell.reading import Reading, encoding_cure, spell_encoding
 from sepsa.shell.source import ByteSource
 
@@ -202,6 +202,10 @@ class RecordBatch(NamedTuple):
     def text(self, i: Any) -> str:
         """The first 1000 bytes of record i, for messages."""
         return self.record(i)[:1000].decode(errors="replace")
+
+    def bad(self, i: Any, reason: str, cure: str = OTHERWISE) -> BadRow:
+        """Record i, which cannot be read."""
+        return BadRow(int(self.lines[i]), reason, self.text(i), cure)
 
 
 def too_long() -> str:

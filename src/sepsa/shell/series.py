@@ -18,10 +18,10 @@ from sepsa.learner.arithmetic.robust import HUGE
 from sepsa.learner.columns.cells import read_cell, read_date
 from sepsa.learner.memory.parts import Floats
 from sepsa.shell.cells import RowBlock, UsableRows
+from sepsa.shell.messages import Misuse
 from sepsa.shell.model import BlockResult, at_rows
 from sepsa.shell.options import SeriesOptions
-from sepsa.shell.output import Misuse
-from sepsa.shell.reading import Reading, cure_of
+from sepsa.shell.reading import ABSENT, NOT_FINITE, Reading, cure_of
 from sepsa.shell.trace import ErrorTrace
 from sepsa.states import schema
 from sepsa.states.objects import rebuilt_as
@@ -149,9 +149,9 @@ class ForecastTable(SeriesOptions):
             texts = column.is_text
             if name in self.inputs and (name in self.texts or not self.forecaster.rows):
                 texts[:] = False
-            usable.refuse(np.abs(column.numbers) > HUGE, f"{name!r} is not finite")
+            usable.refuse(np.abs(column.numbers) > HUGE, f"{name!r} is not finite", NOT_FINITE)
             for i in np.flatnonzero(texts | column.is_time).tolist():
-                usable.refuse([i], f"{name!r} is not a number: {cure_of(column.text(i), self.reading)}")
+                usable.refuse([i], f"{name!r} is not a number: {cure_of(column.text(i), self.reading)}", "")
         if self.time is None:
             return np.zeros(len(block)), False
         at, dated = self.times(block)
@@ -161,7 +161,7 @@ class ForecastTable(SeriesOptions):
     def _refuse_times(self, usable: UsableRows, at: Floats, dated: bool) -> None:
         """Leave out the rows whose time cannot follow the rows before."""
         clock, learned = self.forecaster.clock(), self.forecaster.rows
-        usable.refuse(np.isnan(at), partial(self.no_time, usable.block))
+        usable.refuse(np.isnan(at), partial(self.no_time, usable.block), "")
         if not dated and learned < 2 and (form := integer_dates(np.append(clock.first, at[usable.rows][:100]))):
             raise Misuse(
                 f"{self.time!r} has dates without marks between their parts, as {at[usable.rows[0]]:.0f}: give "
@@ -175,11 +175,13 @@ class ForecastTable(SeriesOptions):
                 trial.begin(Moments(at, dated))
                 place = trial.place(float(held[-1 - i] if i < 0 else at[i]), learned)
             except ValueError as error:
-                usable.refuse([i] if i >= 0 else [], str(error).partition(": ")[0])
+                reason, _, cure = str(error).replace("step=", "--step ").partition(": ")
+                usable.refuse([i] if i >= 0 else [], reason, cure)
                 continue
             clock = trial
             if place.dropped:
-                usable.refuse([k for k in waiting if k >= 0], "its time leaps ahead, and the rows after it do not")
+                leaps = "its time leaps ahead, and the rows after it do not", "correct these times, or give --step"
+                usable.refuse([k for k in waiting if k >= 0], *leaps)
             waiting = [] if place.gaps else [*waiting * (not place.dropped), i]
             learned += len(place.gaps)
 
@@ -187,7 +189,7 @@ class ForecastTable(SeriesOptions):
         """Why a row has no time."""
         column = block.columns.get(self.time or "")
         if column is None or (text := column.text(row)) == "nan":
-            return f"there is no {self.time!r}"
+            return f"there is no {self.time!r}: {ABSENT}"
         given = self.reading.date_format
         how = "a date as 2026-01-31" if given is None else f"in the --date-format {given}"
         cure = cure_of(text, self.reading, "date", "give --date-format, as %d.%m.%Y %H:%M")
@@ -201,6 +203,34 @@ class ForecastTable(SeriesOptions):
         if given is None:
             return (column.numbers, False) if column.times is None else (column.times, True)
         return np.array([date_of(column.text(i), given) for i in range(len(block))]), True
+
+    def last_forecast(self) -> list[tuple[Any, ...]]:
+        """The forecast after the last row: steps and times, series, forecasts and the ends of 90 % intervals."""
+        made, *ends = self.forecaster.predict(X=self.ahead_inputs(), coverage=0.9)
+        seen = self.seen()
+        rows: list[tuple[Any, ...]] = [("step", "time", "series", "forecast", "low", "high")]
+        for h, time in enumerate(self.forecaster.times()):
+            for j, name in enumerate(self.target):
+                value, low, high = (float(part[h, j]) for part in (made, *ends))
+                known = seen[j] > h + 1 or low < high  # no interval is without an error that was measured
+                shown = [end if known and math.isfinite(end) else "" for end in (low, high)]
+                first = "" if math.isnan(value) or not (seen[j] or known) else value
+                rows.append((h + 1, "" if time is None else time, name, first, *shown))
+        return rows
+
+    def beside_naive(self) -> list[str]:
+        """The recent errors at some steps, beside those of the best naive forecast, for each series."""
+        errors, H, seen = self.forecaster.errors_, self.horizon, self.seen()
+        ours, naive = errors.pop("forecast"), list(errors)
+        lines = []
+        for j, name in enumerate(self.target):
+            for h in sorted(h for h in {1, (H + 1) // 2, H} if seen[j] > h):
+                best = min(naive, key=lambda one: errors[one][j, h - 1])
+                lines.append(
+                    f"{name}, {h} ahead: recent absolute error {ours[j, h - 1]:.4g}, best naive forecast "
+                    f"({best}) {errors[best][j, h - 1]:.4g}"
+                )
+        return lines
 
     def state_dict(self) -> dict[str, Any]:
         """The model's state as plain data; a model that loads it continues bit for bit.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import gzip
 import io
 import itertools
 import os
@@ -47,8 +48,7 @@ class ByteSource:
         self._chunks: Iterator[bytes | None] = itertools.chain([start], self._raw())
         self.compressed = start.startswith((GZIP, ZSTD))
         if self.compressed:
-            decompress = gunzip if start.startswith(GZIP) else unzstd
-            self._chunks = decompress(self._chunks, self.name)
+            self._chunks = decompress(self._chunks, self.name, start.startswith(GZIP))
         if self.compressed and follow:
             raise TableError(f"--follow needs a plain file, and {self.name} is compressed")
         self.encoding, self.encoded = encoding, encoding != UTF_8 and not start.startswith(BINARY)
@@ -123,41 +123,15 @@ def recode(chunks: Iterator[bytes | None], encoding: str, follow: bool, name: st
             yield b""
 
 
-def gunzip(chunks: Iterator[bytes | None], name: str) -> Iterator[bytes | None]:
-    """Decompressed chunks of bounded size."""
-    inflate = zlib.decompressobj(47)
-    for data in chunks:
-        if data is None:
-            yield None
-            continue
-        if not data:
-            if not inflate.eof:
-                raise TableError(f"{name} ends in the middle of its compressed data: it is truncated")
-            return
-        while data:
-            if inflate.eof:  # a file may hold several gzip members
-                if not data.strip(b"\0"):
-                    break  # padding
-                inflate = zlib.decompressobj(47)
-            try:
-                out = inflate.decompress(data, CHUNK)
-            except zlib.error as error:
-                raise TableError(f"{name} cannot be decompressed: {error}") from None
-            data = inflate.unconsumed_tail or inflate.unused_data
-            if out:
-                yield out
-        while not inflate.eof and (out := inflate.decompress(b"", CHUNK)):
-            yield out
-
-
-def unzstd(chunks: Iterator[bytes | None], name: str) -> Iterator[bytes | None]:
-    """Decompressed chunks of bounded size."""
-    stream = pa.CompressedInputStream(pa.PythonFile(ChunkFile(chunks), "r"), "zstd")
+def decompress(chunks: Iterator[bytes | None], name: str, zipped: bool) -> Iterator[bytes | None]:
+    """Chunks of bounded size, decompressed from gzip, which returns all before a cut, or from zstd."""
+    file = ChunkFile(chunks)
+    read = gzip.GzipFile(fileobj=file).read1 if zipped else pa.CompressedInputStream(pa.PythonFile(file), "zstd").read
     while True:
         try:
-            data = stream.read(CHUNK)
-        except OSError as error:
-            raise TableError(f"{name} cannot be decompressed: {error}") from None
+            data = read(CHUNK)
+        except (OSError, EOFError, zlib.error) as error:
+            raise TableError(f"{name} is damaged or cut short and cannot be decompressed: {error}") from None
         if not data:
             return
         yield data

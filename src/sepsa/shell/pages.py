@@ -1,0 +1,165 @@
+"""The HTML pages of saved models: what happened in a stream, and a forecast with fan charts. They need no network."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import time
+from collections import Counter
+from dataclasses import dataclass, fields
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+
+from sepsa.shell.inspection import column_names, load_model, spelled
+from sepsa.shell.messages import FINISHED, Misuse, say
+from sepsa.shell.model import TableModel
+from sepsa.shell.options import ReportOptions, TableOptions
+from sepsa.shell.output import error_of
+from sepsa.shell.reading import Reading
+from sepsa.shell.series import ForecastTable
+from sepsa.shell.trace import WINDOW
+from sepsa.states.output import replace
+
+
+def report(options: ReportOptions) -> int:
+    """Write the page of a saved model."""
+    if options.model.is_dir():
+        raise Misuse(f"{options.model} is a folder: give a saved model")
+    model, header = load_model(options.model, "sepsa stream", "sepsa forecast")
+    options.out.mkdir(parents=True, exist_ok=True)
+    page = options.out / f"{options.model.stem}.html"
+    files = header.position if isinstance(header.position, dict) else {}
+    write_page(page, str(options.model), model, Path((files.get("quarantine") or [os.devnull])[0]))
+    say(f"the page is {page}")
+    return FINISHED
+
+
+def write_page(path: Path, source: str, model: Any, quarantine: Path) -> None:
+    """Write the page of a model; `quarantine` is the file of rows that could not be used."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("sepsa.shell", "."), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    environment.globals |= {"ticks": ticks, "zip": zip}
+    if isinstance(model, ForecastTable):
+        kind, title, values = "forecast", ", ".join(model.target), of_forecast(model)
+    else:
+        kind, title, values = "stream", model.target, of_stream(model, quarantine)
+    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    page = environment.get_template(f"{kind}.html.jinja")
+    text = page.render(kind=kind, title=title, source=source, when=when, model=model, score=error_of(model), **values)
+    replace(path, [text.encode()])
+
+
+@dataclass
+class Chart:
+    """A plane of numbers as SVG coordinates, with room for the labels of its ticks."""
+
+    x: tuple[float, float]
+    y: tuple[float, float]
+    height: int = 300
+    WIDTH, LEFT, RIGHT, TOP, BOTTOM = 700, 92, 40, 16, 62
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        """The place of a pair of numbers."""
+        right, down = self.WIDTH - self.LEFT - self.RIGHT, self.height - self.TOP - self.BOTTOM
+        across = (x - self.x[0]) / (self.x[1] - self.x[0])
+        up = (y - self.y[0]) / (self.y[1] - self.y[0])
+        return round(self.LEFT + across * right, 1), round(self.TOP + (1 - up) * down, 1)
+
+    def line(self, x: Any, y: Any) -> str:
+        """The points of a line, without those that are not finite."""
+        pairs = zip(np.asarray(x).tolist(), np.asarray(y).tolist(), strict=True)
+        return " ".join("{},{}".format(*self.at(*pair)) for pair in pairs if math.isfinite(pair[1]))
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Four to eight round numbers from `low` to `high`."""
+    span = high - low
+    if not 0 < span < math.inf:
+        return [low]
+    step = 10 ** math.floor(math.log10(span))
+    step = next(step * f for f in (0.1, 0.2, 0.25, 0.5, 1.0, 2.0) if span / (step * f) <= 7)
+    return [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def of_stream(model: TableModel, quarantine: Path) -> dict[str, Any]:
+    """What the page of `sepsa stream` shows beside the model."""
+    lost = []
+    if quarantine.is_file() and model.quarantined:
+        with open(quarantine, encoding="utf-8", newline="") as lines:
+            lost = list(islice(csv.reader(lines), 1, 21))  # behind the header
+    trace, options = model.trace, model.get_params()
+    errors = [*trace.points, *([math.fsum(trace.part) / len(trace.part)] if trace.part else [])] or [trace.mean]
+    return {
+        "curve": Chart((0.0, max(1, trace.rows)), (0.0, max(max(errors), 1e-12) * 1.08)),
+        "points": ((np.arange(len(errors)) + 0.5) * trace.rows / len(errors), errors),
+        "window": WINDOW,
+        "lost": lost,
+        "settings": [
+            (each.name, spelled(options[each.name]), each.metadata["help"])
+            for each in (*fields(TableOptions), *fields(Reading))
+        ],
+        "columns": column_names(model),
+        "quarantine": quarantine,
+        "chosen": {} if model.learner is None else model.learner.engine.chosen,
+        **(of_classes(model) if model.classify else of_numbers(model)),
+    }
+
+
+def of_numbers(model: TableModel) -> dict[str, Any]:
+    """A plane for the last rows, their mean absolute error and that of their mean as the prediction."""
+    if not model.latest:
+        return {}
+    actual, predicted = np.array(model.latest, np.float64).T
+    low, high = float(min(actual.min(), predicted.min())), float(max(actual.max(), predicted.max()))
+    room = 0.04 * (high - low) or max(abs(low), 1.0)
+    ends = low - room, high + room
+    errors = np.abs(actual - predicted).mean(), np.abs(actual - actual.mean()).mean()
+    return {"plane": Chart(ends, ends, height=460), "errors": errors}
+
+
+def of_classes(model: TableModel) -> dict[str, Any]:
+    """The last rows by class: the class, its rows, the share predicted right, and the most frequent mistake."""
+    rows = []
+    for label, count in Counter(actual for actual, _ in model.latest).most_common(20):
+        wrong = Counter(predicted for actual, predicted in model.latest if actual == label and predicted != label)
+        rows.append((label, count, 1 - wrong.total() / count, wrong.most_common(1)))
+    return {"by_class": rows}
+
+
+def of_forecast(model: ForecastTable) -> dict[str, Any]:
+    """What the page of `sepsa forecast` shows beside the model."""
+    forecaster = model.forecaster
+    made, ends = forecaster.predict(X=model.ahead_inputs(), coverage=(0.9, 0.8, 0.5))
+    settings = {name: spelled(value) for name, value in model.get_params().items()}
+    return {
+        "charts": [
+            (name, fan_chart(model.history[:, j], made[:, j], [(low[:, j], high[:, j]) for low, high in ends.values()]))
+            for j, name in enumerate(model.target)
+        ],
+        "table": model.last_forecast(),
+        "naive": model.beside_naive(),
+        "settings": settings
+        | {"seasons used": spelled(forecaster.seasons_), "bounded outliers": str(forecaster.outliers_)},
+    }
+
+
+def fan_chart(past: Any, made: Any, bands: list[Any]) -> dict[str, Any]:
+    """Past values, forecasts and their intervals over the rows after the last one: the chart, its lines and bands."""
+    values = np.concatenate([past, made, *map(np.ravel, bands)])
+    values = values[np.isfinite(values)] if np.isfinite(values).any() else np.zeros(1)
+    low, rows, ahead = float(values.min()), np.arange(1 - len(past), 1), np.arange(1, 1 + len(made))
+    chart = Chart((min(rows[0], 0), max(len(made), 1)), (low, low + max(float(np.ptp(values)), 1e-12) * 1.04))
+    last = np.flatnonzero(~np.isnan(past))[-1:]  # the forecasts are joined to the last value
+    around = np.append(ahead, ahead[::-1])
+    return {
+        "chart": chart,
+        "past": chart.line(rows, past),
+        "made": chart.line(np.append(rows[last], ahead), np.append(past[last], made)),
+        "bands": [chart.line(around, np.append(low, high[::-1])) for low, high in bands],
+    }
