@@ -362,7 +362,7 @@ def captured(rank, world, folder):
     group = dist.group.WORLD
     exchange.broadcast_first(group, (*model.parameters(), *model.buffers()))
     (observer,) = optimizer._observers
-    observer.start_together(group)
+    observer.ranks.start_together(group)
     agreed = []
     for x, y in even(rank, world, batches(STEPS)):
         optimizer.solver.prepare_capture()

@@ -81,7 +81,8 @@ def everything(model, *optimizers):
     parts = [model.state_dict(), [p.grad for p in model.parameters()], [p.requires_grad for p in model.parameters()]]
     for optimizer in optimizers:
         parts += [optimizer.state_dict(), [s.samples for s in optimizer.solvers.values() if hasattr(s, "samples")]]
-        parts += [(o.body_steps, o.observed, o.forgot, o.current) for o in optimizer._observers]
+        for o in optimizer._observers:
+            parts += [(o.body_steps, o.learned, o.epochs and o.epochs.checkpoint(), o.hook.current)]
     return copy.deepcopy(parts)
 
 

@@ -82,7 +82,7 @@ def test_a_bad_batch_leaves_body_buffers_and_moments_as_they_were(base):
     model = nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.Linear(9, 2))
     optimizer = base(model.parameters(), lr=1e-2)
     loss, skipped = torch.zeros(()), torch.zeros((), dtype=torch.long)
-    body = BodyStep(model, optimizer, mse_loss, loss, skipped, compiled=False)
+    body = BodyStep(model, optimizer, mse_loss, loss, skipped, [None], compiled=False)
     x, y = torch.randn(8, 6), torch.randn(8, 2)
 
     def step(inputs):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from types import FunctionType
 from typing import Any
@@ -13,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sepsa.training.joint import JointOptimizer
+from sepsa.training.base_step import needs_wrapper, unwrapped
+from sepsa.training.joint import parts_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -21,7 +21,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 class BodyStep:
     """Forward and backward pass, and the body's step, as they are or compiled by torch when they are first called.
 
-    After a batch that is not finite the step restores the buffers, and the body with its optimizer's state.
+    After a batch that is not finite the step restores the buffers, and the body with its optimizer's state. `scales`
+    are the rates of the optimizer's groups by which the changes of their parameters are multiplied; None: by nothing.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class BodyStep:
         loss_fn: Loss,
         last_loss: Tensor,
         skipped: Tensor,
+        scales: Sequence[Tensor | None],
         compiled: bool,
     ) -> None:
         buffers = [buffer for buffer in model.buffers() if buffer.device == last_loss.device]
@@ -50,13 +52,18 @@ class BodyStep:
             finite = reduce(torch.logical_and, flags)
             last_loss.copy_(loss)
             skipped.add_(~finite)
-            kept = [p for group in optimizer.param_groups for p in group["params"]]
-            kept += [v for p in list(kept) for v in optimizer.state.get(p, {}).values() if isinstance(v, Tensor)]
-            kept = [tensor for tensor in kept if tensor.device == loss.device]
+            groups = zip(optimizer.param_groups, scales, strict=True)
+            moved = [(p, rate) for group, rate in groups for p in group["params"] if p.device == loss.device]
+            kept = [p for p, _ in moved]
+            state = [v for p in kept for v in optimizer.state.get(p, {}).values() if isinstance(v, Tensor)]
+            kept += [tensor for tensor in state if tensor.device == loss.device]
             old = [tensor.clone() for tensor in kept]
             # The first step makes the state, which then has nothing to be undone to; it is never recorded.
             if compiled or optimizer.state or is_recorded(loss) or bool(finite):
                 take_step()
+            for (p, rate), value in zip(moved, old, strict=False):
+                if rate is not None:
+                    p.copy_(value + rate * (p - value))
             for tensor, value in zip(kept + buffers, old + before, strict=True):
                 tensor.copy_(torch.where(finite, tensor, value))
 
@@ -89,14 +96,13 @@ def is_recorded(tensor: Tensor) -> bool:
 
 
 def unwrapped_step(optimizer: Optimizer) -> Callable[[], object]:
-    """The optimizer's step without torch's wrappers, which break a compiled graph, unless they run hooks."""
-    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    if isinstance(optimizer, JointOptimizer) and not hooks:
-        steps = [unwrapped_step(part) for part in optimizer.optimizers]
-        return lambda: [step() for step in steps]
-    if hooks or not type(optimizer).__module__.startswith("torch.optim."):
+    """The optimizer's step, to call under no_grad, without the wrappers, which break a compiled graph."""
+    if needs_wrapper(optimizer):
         return optimizer.step
-    return partial(inspect.unwrap(type(optimizer).step), optimizer)
+    steps = [
+        part.step if needs_wrapper(part) else partial(unwrapped(type(part).step), part) for part in parts_of(optimizer)
+    ]
+    return lambda: [step() for step in steps]
 
 
 def with_own_code(f: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,10 +21,17 @@ from torch.optim import Optimizer
 from sepsa.heads import Capturable
 from sepsa.ranks import exchange
 from sepsa.training.body_step import BodyStep, Loss
-from sepsa.training.observe import Observation, Observer, observers_of
+from sepsa.training.joint import parts_of
+from sepsa.training.observation import Observation
+from sepsa.training.observer import Observer, observers_of
 
 WARM_UP = 3  # steps before a graph is recorded, the number that torch recommends
 BURST = 8  # steps in one graph where that many remain: between two graphs the device idles for five microseconds
+# Optimizers whose change of a parameter is proportional to the rate: a graph steps at rate 1 and multiplies the change.
+# The others must be able to read the rate on the device, as those with an option `capturable` are.
+PROPORTIONAL = tuple(getattr(torch.optim, name, ()) for name in ("Adadelta", "Muon", "RMSprop", "SGD"))
+# Options of a group that a captured step sets itself.
+OWN = ("lr", "capturable", "fused", "foreach")
 
 
 class Step(Protocol):
@@ -98,8 +105,20 @@ def capture(
             f"solver {type(observer.solver).__name__} needs values on the host and cannot be captured: "
             "use RLS or SoftmaxNewton, or optimizer.learn without a graph"
         )
-    group = None if observer is None else exchange.capture_group(model, observer.process_group, observer.sharded)
+    check_optimizer(optimizer)
+    ranks = None if observer is None else observer.ranks
+    group = None if ranks is None else exchange.capture_group(model, ranks.setting, ranks.sharded)
     return GraphStep(model, optimizer, inputs, targets, loss_fn, observer, compile, group)
+
+
+def check_optimizer(optimizer: Optimizer) -> None:
+    """Raise an error for an optimizer whose step needs values on the host."""
+    for part in parts_of(optimizer):
+        if not isinstance(part, PROPORTIONAL) and "capturable" not in part.defaults:
+            raise ValueError(
+                f"{type(part).__name__} needs values on the host in its step and cannot be captured: use SGD, Muon or "
+                "an optimizer with an option `capturable`, such as Adam, or learn without a graph"
+            )
 
 
 def check_devices(inputs: Tensor, targets: Tensor) -> None:
@@ -150,7 +169,7 @@ class GraphStep:
         self.compile, self.group = compile, group
         if group is not None and observer is not None:
             exchange.broadcast_first(group, (*model.parameters(), *model.buffers()))
-            observer.start_together(group)
+            observer.ranks.start_together(group)
         self.model, self.optimizer, self.loss_fn, self.observer = model, optimizer, loss_fn, observer
         self.solver = None if observer is None else cast(Capturable, observer.solver)
         self.inputs, self.targets = torch.zeros_like(inputs), torch.zeros_like(targets)
@@ -161,15 +180,18 @@ class GraphStep:
         self._all_rows = torch.arange(len(inputs), device=device).unsqueeze(0)
         self._skipped = torch.zeros((), dtype=torch.long, device=device)
         self._loss, self._one = torch.zeros((), device=device), torch.ones((), device=device)
-        parts = model, optimizer, loss_fn, self._loss, self._skipped
+        self._graphs: dict[tuple[Hashable, ...], DataSetGraphs] = {}
+        self._rates = [torch.tensor(float(group["lr"]), device=device) for group in optimizer.param_groups]
+        proportional = [isinstance(part, PROPORTIONAL) for part in parts_of(optimizer) for _ in part.param_groups]
+        self._scales = [rate if scaled else None for rate, scaled in zip(self._rates, proportional, strict=True)]
+        self._options = [{k: v for k, v in g.items() if k not in ("params", *OWN)} for g in optimizer.param_groups]
+        parts = model, optimizer, loss_fn, self._loss, self._skipped, self._scales
         self.plain = BodyStep(*parts, compiled=False)
         self.compiled = None if compile is False else BodyStep(*parts, compiled=True)
-        self._graphs: dict[tuple[Hashable, ...], DataSetGraphs] = {}
-        self._rates = [torch.tensor(float(group["lr"]), device=device) for group in self.optimizer.param_groups]
-        for group in self.optimizer.param_groups:
+        for group in optimizer.param_groups:
             if "capturable" in group:
                 group["capturable"] = True
-        for state in self.optimizer.state.values():
+        for state in optimizer.state.values():
             if isinstance(step := state.get("step"), Tensor):
                 state["step"] = step.to(device)
 
@@ -193,16 +215,17 @@ class GraphStep:
     def _within_epochs(self, order: Tensor) -> Iterator[Tensor]:
         """The batches of an order in parts, in which the head forgets alike."""
         observer = self.observer
-        if observer is None or observer.samples_per_epoch is None or observer.is_frozen():
+        epochs = None if observer is None else observer.epochs
+        if observer is None or epochs is None or epochs.length is None or observer.is_frozen():
             yield order
             return
         n = self._rows(order, observer)
-        first = min(max(0, observer.samples_per_epoch - observer.samples) // n, len(order))  # in the first epoch
+        first = min(max(0, epochs.length - epochs.samples) // n, len(order))  # in the first epoch
         for part in (order[:first], order[first:]):
             if len(part):
-                observer.remember_one_epoch(n)
+                epochs.prepare(n)
                 yield part
-                observer.count(self._rows(order, observer) * len(part))  # the first step tells the rows of a sample
+                epochs.count(self._rows(order, observer) * len(part))  # the first step tells the rows of a sample
 
     def _rows(self, order: Tensor, observer: Observer) -> int:
         """How many rows of all ranks the head learns in a step."""
@@ -210,8 +233,14 @@ class GraphStep:
         return ranks * order.shape[1] * observer.rows_per_sample
 
     def _run(self, inputs: Tensor, targets: Tensor, order: Tensor) -> None:
-        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+        for group, rate, options in zip(self.optimizer.param_groups, self._rates, self._options, strict=True):
             rate.fill_(float(group["lr"]))
+            for name, value in options.items():
+                if group[name] != value:
+                    raise ValueError(
+                        f"a captured step has {name}={value!r}, and now it is {group[name]!r}: capture again, and let "
+                        "a scheduler change the rate alone, as by cycle_momentum=False"
+                    )
         while len(order):
             head = self._prepare(inputs, targets)
             count = self._replays(order) or len(order)
@@ -247,9 +276,7 @@ class GraphStep:
 
     def _fixed(self) -> tuple[Hashable, ...]:
         """The settings that a graph fixes when it is recorded: there is one graph for each value of them."""
-        fraction = None if self.observer is None else self.observer.head_fraction
-        rates = tuple(None if follows_rate(group) else float(group["lr"]) for group in self.optimizer.param_groups)
-        return fraction, rates, self.model.training
+        return None if self.observer is None else self.observer.head_fraction, self.model.training
 
     def iterate(self, inputs: Tensor, targets: Tensor, rows: Tensor) -> None:
         """Run one iteration without a host synchronization. A batch whose loss is not finite changes nothing.
@@ -361,11 +388,9 @@ class DataSetGraphs:
         A compiled step uses the optimizer's own arithmetic: torch's compiler fuses better than handwritten kernels.
         """
         groups = self.step.optimizer.param_groups
-        changed = ("lr", "fused", "foreach")
-        before: list[dict[str, Any]] = [{key: group[key] for key in changed if key in group} for group in groups]
-        for group, rate in zip(groups, self.step._rates, strict=True):
-            if follows_rate(group):
-                group["lr"] = rate
+        before: list[dict[str, Any]] = [{key: group[key] for key in OWN if key in group} for group in groups]
+        for group, rate, scale in zip(groups, self.step._rates, self.step._scales, strict=True):
+            group["lr"] = rate if scale is None else 1.0
             if self.step.body is self.step.compiled:
                 group.update({key: False for key in ("fused", "foreach") if key in group})
         try:
@@ -373,7 +398,3 @@ class DataSetGraphs:
         finally:
             for group, own in zip(groups, before, strict=True):
                 group.update(own)
-
-
-def follows_rate(group: dict[str, Any]) -> bool:
-    return bool(group.get("capturable") or group.get("fused"))

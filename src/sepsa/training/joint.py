@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from sepsa.training.base_step import take_step
+
 # Class and options of an optimizer, and which parameters are its: a function of name and parameter; None: the rest.
 Part: TypeAlias = tuple[type[Optimizer], dict[str, Any], Callable[[str, nn.Parameter], bool] | None]
 # What SepSA takes as `base`: a class, an instance, several classes, or a function of the body's named parameters.
@@ -45,7 +47,7 @@ class JointOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for optimizer in self.optimizers:
-            optimizer.step()
+            take_step(optimizer)
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -73,6 +75,11 @@ class JointOptimizer(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         JointOptimizer.__init__(self, state["optimizers"])
+
+
+def parts_of(optimizer: Optimizer) -> list[Optimizer]:
+    """The optimizers that this one joins, or itself."""
+    return optimizer.optimizers if isinstance(optimizer, JointOptimizer) else [optimizer]
 
 
 def muon(

@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 from sepsa.heads import RLS, HeadSolver, LogisticNewton, SoftmaxNewton
 from sepsa.ranks.exchange import is_sharded
 from sepsa.training.joint import Base, JointOptimizer
-from sepsa.training.observation import by_name, is_collection
-from sepsa.training.observe import observers_of
+from sepsa.training.observe import by_name, is_collection
+from sepsa.training.observer import observers_of
 
 
 def find_heads(model: nn.Module, head: Any) -> dict[str, nn.Linear]:

@@ -1,19 +1,26 @@
-"""One observation: the context of a forward pass in which heads learn, all of them or none."""
+"""One observation: the context of a forward pass in which a head learns."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import warnings
+from collections.abc import Iterable
+from threading import get_ident
 from types import TracebackType
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads import HeadSolver, LearnsPartly
+from sepsa.heads import Capturable, LearnsPartly
 from sepsa.heads.base.partial_targets import weighted_mean
-from sepsa.training.rows import weight_rows
+from sepsa.ranks import exchange
+from sepsa.ranks.exchange import Samples
+from sepsa.training.observer import Checkpoint, HeadNotReached, Observer
+from sepsa.training.rows import Batch, are_labels, may_be_missing, observed_rows, weight_rows
 
-Collection: TypeAlias = Mapping[str, Tensor] | Sequence[Tensor]
+# The hooks on tensors that autograd saves, which torch.utils.checkpoint sets, or None.
+_saved_tensors_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda tracing: None)
 
 
 class Observation:
@@ -23,28 +30,87 @@ class Observation:
     """
 
     # Not set in __init__, which runs at every step.
-    learned = learning = reached = captured = ranks = False
+    learned = learning = reached = captured = among_ranks = False
     idle = False  # whether the head is frozen and does not learn
     thread = 0  # that opened the context; a forward pass in another thread does not learn and is not counted
     observed: Tensor | None = None  # a mask (n,) of the rows that have a target; None: all have one
     finite: Tensor | None = None  # the flag that `update_captured` returned
     group: Any = None  # the process group of a captured step
     samples = 0  # of a captured step, each of which may have several rows of features
-    frozen: Sequence[nn.Parameter] = ()
-    before: Any = None  # the checkpoint of the head
+    frozen: tuple[nn.Parameter, ...] = ()
+    before: Checkpoint | None = None
 
-    def __init__(self, observer: Any, targets: Tensor, sample_weight: Tensor | None = None) -> None:
+    def __init__(self, observer: Observer, targets: Tensor, sample_weight: Tensor | None = None) -> None:
         if not isinstance(targets, Tensor):
             raise TypeError(f"targets must be a torch.Tensor, got {type(targets).__name__}")
-        self.observer = observer  # an `Observer`, whose file imports this one
-        self.targets, self.sample_weight = targets, sample_weight
+        self.observer, self.targets, self.sample_weight = observer, targets, sample_weight
 
-    def __enter__(self) -> Observation:
-        self.observer.begin(self, True)
+    # ------------------------------------------------------------------ the context
+
+    def __enter__(self, statistics: bool = True) -> Observation:
+        """Make this the pass in progress, with a checkpoint, that of the model's statistics on request."""
+        observer, hook = self.observer, self.observer.hook
+        self.thread = get_ident()
+        if hook.current is not None:
+            if hook.current.thread != self.thread:
+                raise RuntimeError(
+                    f"observe or predict is active in another thread, and one thread at a time can use the head "
+                    f"{observer.name!r}: hold a lock around observe, backward and step, or give each thread a model"
+                )
+            raise RuntimeError("observe is already active: use one observe for each forward pass")
+        self.idle = observer.is_frozen()
+        hooks, key = observer.head._forward_pre_hooks, observer.hook_key
+        if key in hooks and next(reversed(hooks)) != key:
+            hooks[key] = hooks.pop(key)  # a later hook may change what the head is applied to
+        if not self.captured:
+            self.among_ranks = exchange.is_initialized()
+            self.before = observer.checkpoint(statistics)
+        # Among ranks not yet: whether a DistributedDataParallel waits for the head's gradient is known in its forward.
+        if not self.among_ranks:
+            for parameter in observer.body:  # `any` of a generator takes four times as long
+                if parameter.requires_grad:
+                    self.freeze()
+                    hook.observed = True
+                    break
+        if observer.check is not None:
+            observer.check.watch(observer.model, observer.head)
+        hook.current = self
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
         close((self,), error, trace)
+
+    def end(self, error: BaseException | None, trace: TracebackType | None) -> None:
+        """End the pass in progress; raises an error where it did not reach the head."""
+        observer = self.observer
+        missed = observer.not_reached() if error is None and not self.learned else error
+        try:
+            if self.among_ranks and not (self.reached or self.idle) and isinstance(missed, Exception):
+                observer.ranks.report_failure(missed, None if isinstance(missed, HeadNotReached) else trace)
+        finally:
+            observer.hook.current = None
+            observer.hook.observed = False
+            self.thaw()
+            if observer.check is not None:
+                observer.check.end()
+        if error is None and missed is not None:
+            raise missed
+
+    def judge(self) -> None:
+        """Warn, after the first observation, of a model that does not return its head's output, and of labels."""
+        observer, targets = self.observer, self.targets
+        check, observer.check = observer.check, None
+        if check is not None:
+            check.judge(observer.name, self.observed)
+        if observer.by_default and not self.captured:
+            observer.by_default = False
+            if targets.numel() > 1 and bool(((targets == 0) | (targets == 1)).all()):
+                warnings.warn(
+                    f"the first targets of the head {observer.name!r} are all 0 or 1, and it learns them by least "
+                    'squares: for labels take SepSA(..., solver="logistic"), or "cross-entropy" for classes that '
+                    'exclude each other; solver="squared" keeps least squares',
+                    stacklevel=4,
+                )
 
     def undo(self) -> None:
         """Restore what was there when the context began, unless the body has moved since."""
@@ -52,10 +118,167 @@ class Observation:
             self.observer.rollback(self.before, self.reached)
             self.before = None
 
+    def freeze(self) -> None:
+        """Compute no gradient of the head until the context ends, because nothing uses it."""
+        for parameter in self.observer.head._parameters.values():
+            if parameter is not None and parameter.requires_grad:
+                parameter.requires_grad = False
+                self.frozen = (*self.frozen, parameter)
+
+    def thaw(self) -> None:
+        """Compute gradients of the head again."""
+        for parameter in self.frozen:
+            parameter.requires_grad = True
+        self.frozen = ()
+
+    # ------------------------------------------------------------------ the pass
+
+    def learn(self, features: Tensor) -> Tensor:
+        """Let the head learn. Returns the features that the head is called with."""
+        observer = self.observer
+        if self.learned:
+            raise RuntimeError(
+                f"the forward inside observe reached the head {observer.name!r} twice: "
+                "use one observe for each pass through the model"
+            )
+        self.reached = self.learning = True  # so that the solver may call its head
+        try:
+            if self.captured:
+                if not self.idle:
+                    self.learn_captured(features)
+            elif self.idle:
+                self.batch(features).check(observer.head, observer.partial_targets, observer.partial_targets)
+                self.find_observed(features)
+            elif self.among_ranks and (group := observer.ranks.group()) is not None:
+                self.learn_together(group, features)
+            else:
+                self.learn_alone(features)
+        except ValueError as error:
+            if not str(error).startswith("targets must have "):  # a shape
+                raise
+            raise ValueError(
+                f"{error}; the head is {observer.name!r}, {observer.head}: to choose another nn.Linear of the model, "
+                "SepSA(model, base, head=...)"
+            ) from None
+        finally:
+            self.learning = False
+        self.learned = observer.learned = True
+        # torch.utils.checkpoint computes the head again in the backward pass, when it is not frozen.
+        if not features.requires_grad or _saved_tensors_hooks(True) is not None:
+            self.thaw()
+        else:
+            if self.observed is not None:  # the body does not learn from rows without a target
+                features = torch.where(self.observed.view(*features.shape[:-1], 1), features, features.detach())
+            if not self.frozen and not (self.among_ranks and exchange.takes_gradients(observer.head)):
+                self.freeze()
+        return features
+
+    def learn_compiled(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        """Let the head learn in a compiled graph, which may hold copies of its parameters."""
+        frozen, self.frozen = self.frozen, ()
+        try:
+            self.learn(features)
+        finally:
+            self.frozen = frozen
+        head = self.observer.head
+        for copy, parameter in ((weight, head.weight), (bias, head.bias)):
+            if copy is not None and copy.data_ptr() != parameter.data_ptr():
+                copy.copy_(parameter.detach())
+
+    def learn_alone(self, features: Tensor) -> None:
+        """Let the head learn this process's rows that have a target."""
+        observer, targets = self.observer, self.targets
+        try:
+            # Reading targets on a GPU makes the host wait for the forward pass. So there the solver, which checks its
+            # result, finds the first batch with missing targets, unless rows are drawn and it may not see them.
+            # On a CPU only an `RLS` does, because others may learn from rows of which no output is observed.
+            if observer.refuses_missing or not targets.is_cpu:
+                look = observer.expects_missing or observer.head_fraction < 1.0
+            else:
+                look = may_be_missing(targets)
+            if look:
+                observer.expects_missing = self.find_observed(features)
+            self.learn_rows(features)
+            return
+        except Exception as error:
+            self.batch(features).check_dense()
+            if self.observed is not None or not isinstance(error, ValueError) or not self.find_observed(features):
+                raise
+        observer.expects_missing = True
+        self.learn_rows(features)
+
+    def learn_rows(self, features: Tensor) -> None:
+        """Let the head learn `head_fraction` of the observed rows."""
+        observer, samples = self.observer, (features, self.targets, self.sample_weight)
+        if self.observed is not None or observer.head_fraction < 1.0:
+            batch = self.batch(features)
+            batch.check(observer.head, observer.partial_targets, observer.partial_targets)
+            samples = batch.draw(observer.head_fraction, observer.generator)
+            if not len(samples[0]):
+                return
+        if observer.epochs is None:
+            observer.solver.update(*samples)
+        else:
+            observer.epochs.update(samples, features.numel() // features.shape[-1])
+
+    def learn_together(self, group: Any, features: Tensor) -> None:
+        """Let the head learn the rows of all ranks."""
+        observer, own, error, offered = self.observer, None, None, 0
+        try:
+            own = self.own_samples(features)
+            offered = features.numel() // features.shape[-1]
+        except Exception as refused:  # raised after the exchange that the other ranks wait for
+            error = refused
+        samples, offered = exchange.gather(group, own, error, offered)
+        if observer.ranks.start_together(group) and self.before is not None:
+            start = observer.checkpoint(statistics=False).state  # which a failed batch does not undo
+            self.before = self.before._replace(state=start)
+        if samples is not None and observer.epochs is None:
+            observer.solver.update(*samples)
+        elif samples is not None and observer.epochs is not None:
+            observer.epochs.update(samples, offered)
+
+    def own_samples(self, features: Tensor) -> Samples:
+        """The samples that this rank shares, as rows."""
+        observer, targets, weight = self.observer, self.targets, self.sample_weight
+        flat = features.detach().reshape(-1, observer.head.in_features)
+        if len(flat):
+            self.find_observed(features)
+            batch = self.batch(features)
+            batch.check(observer.head, observer.partial_targets, per_output_weight=False)
+            if self.observed is not None or observer.head_fraction < 1.0:
+                flat, targets, weight = batch.draw(observer.head_fraction, observer.generator)
+        labels = are_labels(features, self.targets)
+        targets = targets.detach().reshape((len(flat),) if labels else (len(flat), targets.shape[-1]))
+        return Samples(flat.detach(), targets, None if weight is None else weight.reshape(-1))
+
+    def learn_captured(self, features: Tensor) -> None:
+        """Let the head learn inside a CUDA graph, without the host."""
+        observer, rows = self.observer, features.detach().reshape(-1, features.shape[-1])
+        targets, n = self.targets.reshape(len(rows), -1), len(rows)
+        observer.rows_per_sample = max(1, n // max(self.samples, 1))
+        count = math.ceil(observer.head_fraction * n)
+        if count < n:
+            drawn = torch.rand(n, device=rows.device).topk(count).indices
+            rows, targets = rows[drawn], targets[drawn]
+        if self.group is not None:
+            rows, targets = (exchange.gather_equal(self.group, part) for part in (rows, targets))
+        self.finite = cast(Capturable, observer.solver).update_captured(rows, targets)
+
+    def batch(self, features: Tensor) -> Batch:
+        """What the head is offered."""
+        return Batch(features, self.targets, self.sample_weight, self.observed)
+
+    def find_observed(self, features: Tensor) -> bool:
+        """Note which rows have a target. Returns whether some have none."""
+        self.observed = observed_rows(features, self.targets, self.observer.partial_targets)
+        return self.observed is not None
+
+    # ------------------------------------------------------------------ after the pass
+
     def loss(self, outputs: Tensor) -> Tensor:
         """The solver's loss: the weighted mean over samples that have a target."""
-        targets, weight = self.targets, self.sample_weight
-        solver: HeadSolver = self.observer.solver
+        targets, weight, solver = self.targets, self.sample_weight, self.observer.solver
         if self.observed is not None:
             rows, n = self.observed, len(self.observed)
             outputs = outputs.reshape(n, -1)[rows]
@@ -73,74 +296,20 @@ class Observation:
         each: Tensor = torch.func.vmap(solver.loss)(outputs.reshape(n, 1, -1), targets)  # of one sample each
         return weighted_mean(each, weight.reshape(n).to(each.dtype))
 
-    def freeze(self, head: nn.Linear) -> None:
-        """Compute no gradient of the head until the context ends, because nothing uses it."""
-        self.frozen = [p for p in head._parameters.values() if p is not None and p.requires_grad]
-        for parameter in self.frozen:
-            parameter.requires_grad = False
-
-    def thaw(self) -> None:
-        """Compute gradients of the head again."""
-        for parameter in self.frozen:
-            parameter.requires_grad = True
-        self.frozen = ()
-
-
-class Observations:
-    """The context of one pass through a model with several heads, each with targets of its own.
-
-    An error inside it leaves all heads as before, those too that had learned.
-    """
-
-    def __init__(self, observers: Sequence[Any], targets: Any, sample_weight: Any = None) -> None:
-        names = [observer.name for observer in observers]
-        self.targets = by_name("targets", targets, names)
-        each = is_collection(sample_weight)
-        weights = by_name("sample_weight", sample_weight, names) if each else dict.fromkeys(names, sample_weight)
-        self.each = {
-            observer.name: Observation(observer, self.targets[observer.name], weights.get(observer.name))
-            for observer in observers
-            if observer.name in self.targets
-        }
-
-    def __enter__(self) -> Observations:
-        begun: list[Observation] = []
-        try:
-            for observation in self.each.values():
-                observer = observation.observer
-                observer.begin(observation, all(one.observer.model is not observer.model for one in begun))
-                begun.append(observation)
-        except BaseException as error:
-            close(begun, error, None)
-            raise
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
-        close(tuple(self.each.values()), error, trace)
-
-    def undo(self) -> None:
-        """Restore what was there when the context began, unless the body has moved since."""
-        for observation in self.each.values():
-            observation.undo()
-
-    def loss(self, outputs: Any) -> Tensor:
-        """The sum of the heads' losses; outputs are a dict by the heads' names, or a sequence in their order."""
-        named = by_name("the model's outputs", outputs, list(self.each))
-        return torch.stack([observation.loss(named[name]) for name, observation in self.each.items()]).sum()
-
 
 def close(observations: Iterable[Observation], error: BaseException | None, trace: TracebackType | None) -> None:
     """End observations, with the error that was raised inside them, if any. A failure of one undoes all."""
     failure = error
     for observation in observations:
         try:
-            observation.observer.end(observation, error, trace)
+            observation.end(error, trace)
         except BaseException as missed:  # the others must end, after KeyboardInterrupt too
             failure = missed if failure is None else failure
     if failure is None:
         try:
             for observation in observations:
-                observation.observer.judge(observation)
+                if observation.observer.check is not None or observation.observer.by_default:
+                    observation.judge()
             return
         except BaseException as refused:  # a warning that is an error
             failure = refused
@@ -148,22 +317,3 @@ def close(observations: Iterable[Observation], error: BaseException | None, trac
         observation.undo()
     if error is None:
         raise failure
-
-
-def is_collection(value: Any) -> bool:
-    return isinstance(value, (tuple, list, Mapping))
-
-
-def by_name(what: str, values: Any, names: list[str]) -> dict[str, Any]:
-    """Values by the heads' names, from a dict with some of the names or a sequence in their order."""
-    if isinstance(values, Mapping):
-        unknown = [name for name in values if name not in names]
-        if (unknown and what != "the model's outputs") or not any(name in values for name in names):
-            raise ValueError(f"{what} must be a dict with names of heads, of {names}, got {list(values)}")
-        return {name: values[name] for name in names if name in values}
-    if not is_collection(values) or len(values) != len(names):
-        came = f"{len(values)} of them" if is_collection(values) else type(values).__name__
-        raise ValueError(
-            f"{what} must be a dict or tuple with one tensor for each of several heads, {names}, got {came}"
-        )
-    return dict(zip(names, values, strict=True))

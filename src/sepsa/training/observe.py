@@ -1,26 +1,80 @@
-"""How a head learns while the model runs: one observation, its rows and masks, the head, the ranks, the hooks."""
+"""`sepsa.observe`, and the context of one pass through a model with several heads: all of them learn, or none."""
 
 from __future__ import annotations
 
-from typing import Any, overload
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeAlias, overload
 
+import torch
 from torch import Tensor, nn
 
-from sepsa.training.hooks import HeadHook, OutputHook, OutputProbe, observers_of
-from sepsa.training.observation import Collection, Observation, Observations
-from sepsa.training.observer import Observer
+from sepsa.training.observation import Observation, close
+from sepsa.training.observer import Observer, observers_of
 
-# Pickled models and optimizers name the hooks, the probe and the observer here.
-__all__ = [
-    "HeadHook",
-    "Observation",
-    "Observations",
-    "Observer",
-    "OutputHook",
-    "OutputProbe",
-    "observe",
-    "observers_of",
-]
+Collection: TypeAlias = Mapping[str, Tensor] | Sequence[Tensor]
+
+
+class Observations:
+    """The context of one pass through a model with several heads, each with targets of its own.
+
+    An error inside it leaves all heads as before, those too that had learned.
+    """
+
+    def __init__(self, observers: Sequence[Observer], targets: Any, sample_weight: Any = None) -> None:
+        names = [observer.name for observer in observers]
+        self.targets = by_name("targets", targets, names)
+        each = is_collection(sample_weight)
+        weights = by_name("sample_weight", sample_weight, names) if each else dict.fromkeys(names, sample_weight)
+        self.each = {
+            observer.name: Observation(observer, self.targets[observer.name], weights.get(observer.name))
+            for observer in observers
+            if observer.name in self.targets
+        }
+
+    def __enter__(self) -> Observations:
+        begun: list[Observation] = []
+        try:
+            for observation in self.each.values():
+                model = observation.observer.model
+                observation.__enter__(all(one.observer.model is not model for one in begun))  # statistics once
+                begun.append(observation)
+        except BaseException as error:
+            close(begun, error, None)
+            raise
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
+        close(tuple(self.each.values()), error, trace)
+
+    def undo(self) -> None:
+        """Restore what was there when the context began, unless the body has moved since."""
+        for observation in self.each.values():
+            observation.undo()
+
+    def loss(self, outputs: Any) -> Tensor:
+        """The sum of the heads' losses; outputs are a dict by the heads' names, or a sequence in their order."""
+        named = by_name("the model's outputs", outputs, list(self.each))
+        return torch.stack([observation.loss(named[name]) for name, observation in self.each.items()]).sum()
+
+
+def is_collection(value: Any) -> bool:
+    return isinstance(value, (tuple, list, Mapping))
+
+
+def by_name(what: str, values: Any, names: list[str]) -> dict[str, Any]:
+    """Values by the heads' names, from a dict with some of the names or a sequence in their order."""
+    if isinstance(values, Mapping):
+        unknown = [name for name in values if name not in names]
+        if (unknown and what != "the model's outputs") or not any(name in values for name in names):
+            raise ValueError(f"{what} must be a dict with names of heads, of {names}, got {list(values)}")
+        return {name: values[name] for name in names if name in values}
+    if not is_collection(values) or len(values) != len(names):
+        came = f"{len(values)} of them" if is_collection(values) else type(values).__name__
+        raise ValueError(
+            f"{what} must be a dict or tuple with one tensor for each of several heads, {names}, got {came}"
+        )
+    return dict(zip(names, values, strict=True))
 
 
 @overload

@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, Literal, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from sepsa.heads import RLS, HeadSolver
 from sepsa.heads.protocols import Posterior
 from sepsa.interrupt import DeferredInterrupt
-from sepsa.training import prediction
+from sepsa.training import prediction, saved
+from sepsa.training.base_step import take_step
 from sepsa.training.capture import PlainStep, Step, capture, check_devices
+from sepsa.training.epochs import Epochs
 from sepsa.training.joint import Base
 from sepsa.training.model_parts import (
     build_base,
@@ -24,16 +28,16 @@ from sepsa.training.model_parts import (
     refuse_same_names,
     solvers_for,
 )
-from sepsa.training.observation import Collection, is_collection
-from sepsa.training.observe import Observation, Observations, Observer
-from sepsa.training.optimizer_state import SavedWithHeads
+from sepsa.training.observation import Observation
+from sepsa.training.observe import Collection, Observations, is_collection
+from sepsa.training.observer import Observer
 from sepsa.training.repeats import Repeats
 from sepsa.validation import at_least, in_range
 
 S = TypeVar("S", bound=HeadSolver)
 
 
-class SepSA(SavedWithHeads, Generic[S]):
+class SepSA(Optimizer, Generic[S]):
     """Train a model's linear head by a stochastic Newton method and its body by a first-order optimizer.
 
     Choose it wherever the last layer is an `nn.Linear`. It is a `torch.optim.Optimizer`, so schedulers, hooks and
@@ -153,10 +157,15 @@ class SepSA(SavedWithHeads, Generic[S]):
         check_forgetting(forget_per, samples_per_epoch, solvers, is_default)
         for name, linear in heads.items():
             solvers[name].bind(linear)
-        self._observers = [Observer(model, name, heads[name], solvers[name], process_group) for name in heads]
-        for observer in self._observers:
-            observer.forget_per_step, observer.samples_per_epoch = forget_per == "step", samples_per_epoch
-            observer.by_default = solver is None
+        sets, how = samples_per_epoch is not None or forget_per == "step", (samples_per_epoch, forget_per == "step")
+        self._observers = []
+        for name, linear in heads.items():
+            epochs = Epochs(solvers[name], linear.in_features, *how) if sets else None
+            self._observers.append(Observer(model, name, solvers[name], linear, epochs, process_group, solver is None))
+        # Called with targets and weights at each step.
+        self._observation: Callable[..., Observation | Observations] = (
+            partial(Observations, self._observers) if self._several else partial(Observation, self._observers[0])
+        )
         self._dtype = self._observers[0].head.weight.dtype
         self._repeats = Repeats() if is_default and samples_per_epoch is None else None
         super().__init__(self.base.param_groups, self.base.defaults)
@@ -195,7 +204,8 @@ class SepSA(SavedWithHeads, Generic[S]):
     @property
     def samples_per_epoch(self) -> int | None:
         """The number of samples in one pass over the data, as given; None: samples do not come again."""
-        return self._observers[0].samples_per_epoch
+        epochs = self._observers[0].epochs
+        return None if epochs is None else epochs.length
 
     @property
     def head_fraction(self) -> float:
@@ -232,11 +242,6 @@ class SepSA(SavedWithHeads, Generic[S]):
             self._warn_of_repeats()
         return self._observation(targets, sample_weight)
 
-    def _observation(self, targets: Any, sample_weight: Any) -> Observation | Observations:
-        if self._several:
-            return Observations(self._observers, targets, sample_weight)
-        return Observation(self._observers[0], targets, sample_weight)
-
     def _warn_of_repeats(self) -> None:
         """Warn once where samples have come again."""
         if self._repeats is not None and self._repeats.found:
@@ -267,7 +272,8 @@ class SepSA(SavedWithHeads, Generic[S]):
         """
         with DeferredInterrupt():
             observation = self._observation(targets, sample_weight)
-            accumulated = self._gradients()
+            groups = self.param_groups
+            before = [(p, p.grad.detach().clone()) for group in groups for p in group["params"] if p.grad is not None]
             try:
                 with torch.enable_grad():
                     with observation:
@@ -278,7 +284,7 @@ class SepSA(SavedWithHeads, Generic[S]):
             except BaseException:
                 observation.undo()
                 self.zero_grad()
-                for parameter, gradient in accumulated:
+                for parameter, gradient in before:  # of backward passes before this call
                     parameter.grad = gradient
                 raise
             self.zero_grad()
@@ -286,11 +292,6 @@ class SepSA(SavedWithHeads, Generic[S]):
             self._repeats.compare(inputs, targets)
             self._warn_of_repeats()
         return loss.detach()
-
-    def _gradients(self) -> list[tuple[Tensor, Tensor]]:
-        """Copies of the gradients that earlier backward passes have left."""
-        groups = self.param_groups
-        return [(p, p.grad.detach().clone()) for group in groups for p in group["params"] if p.grad is not None]
 
     @overload
     def predict(self, inputs: Any, return_std: Literal[False] = False) -> Any: ...
@@ -350,7 +351,7 @@ class SepSA(SavedWithHeads, Generic[S]):
         self._follow_dtype()
         for before in self._optimizer_step_pre_hooks.values():
             before(self, (closure,), {})
-        result = self.base.step() if closure is None else self.base.step(closure)
+        result = take_step(self.base) if closure is None else self.base.step(closure)
         for observer in self._observers:
             observer.body_moved()
         for after in self._optimizer_step_post_hooks.values():
@@ -417,6 +418,59 @@ class SepSA(SavedWithHeads, Generic[S]):
         given = param_group["params"]
         refuse_head_parameters(self.heads, [given] if isinstance(given, Tensor) else list(given))
         self.base.add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the base optimizer's state and, under "sepsa", the solvers' states and SepSA's own."""
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        self._follow_dtype()
+        state = saved.written(self.base, self._observers, self._several)
+        for after in self._optimizer_state_dict_post_hooks.values():
+            state = after(self, state) or state
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a saved state.
+
+        Args:
+            state_dict: The result of `state_dict` of a SepSA on a model of the same shape.
+
+        Raises:
+            ValueError: The state does not fit; nothing changed.
+        """
+        state_dict = dict(state_dict)
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = before(self, state_dict) or state_dict
+        saved.load(state_dict, self.base, self._observers, self._several)
+        self._adopt_base()
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    def _follow_dtype(self) -> None:
+        """Cast the base's moments after `model.double()` and the like, which cast the parameters alone."""
+        weight = self._observers[0].head._parameters.get("weight")  # four times as fast as `head.weight`
+        if weight is None or weight.dtype is self._dtype:
+            return
+        self._dtype = weight.dtype
+        for parameter, state in self.base.state.items():
+            for name, value in state.items():
+                if name != "step" and isinstance(value, Tensor) and value.is_floating_point():  # as torch's loader
+                    state[name] = value.to(parameter.dtype)
+
+    def _adopt_base(self) -> None:
+        # One list and one dict for both, so a scheduler on either is a scheduler on both.
+        self.param_groups = self.base.param_groups
+        self.state = self.base.state
+
+    def __getstate__(self) -> dict[str, Any]:
+        # As torch's optimizers: without hooks, and without the `step` of a scheduler, which belong to this object.
+        left = {"param_groups", "state", *dir(type(self))}
+        kept = {name: value for name, value in vars(self).items() if name not in left}
+        return {name: value for name, value in kept.items() if not name.startswith(("_optimizer_", "_opt_called"))}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._adopt_base()
 
     def __repr__(self) -> str:
         if self._several:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from sepsa.heads import PerOutput
 from sepsa.heads.protocols import Posterior
-from sepsa.training.observation import Observation, by_name
+from sepsa.training.observation import Observation
+from sepsa.training.observe import by_name
 from sepsa.training.observer import Observer
 
 Calls = list[tuple[Tensor, Tensor]]  # inputs and outputs of a head
@@ -29,9 +30,10 @@ def evaluating(model: nn.Module, observers: Sequence[Observer]) -> Iterator[None
         modes = {module: module.training for module in model.modules()}
         switch = any(modes.values())
         for observer in observers:
-            if observer.current is not None and observer.current.thread == get_ident():
+            now = observer.hook.current
+            if now is not None and now.thread == get_ident():
                 raise RuntimeError("predict must be called outside observe, in which the forward pass trains the head")
-            if observer.current is not None and switch:
+            if now is not None and switch:
                 raise RuntimeError(
                     "predict would switch the model to eval mode while another thread is inside observe: hold a lock "
                     "around observe and predict, or predict with a copy of the model in eval mode"
@@ -41,8 +43,8 @@ def evaluating(model: nn.Module, observers: Sequence[Observer]) -> Iterator[None
             return
         try:
             for observer in observers:  # another thread that enters observe meanwhile gets an error
-                observer.current = Observation(observer, torch.empty(0))
-                observer.current.thread, observer.current.learning = get_ident(), True
+                observer.hook.current = Observation(observer, torch.empty(0))
+                observer.hook.current.thread, observer.hook.current.learning = get_ident(), True
             model.eval()
             yield
         finally:
@@ -50,7 +52,7 @@ def evaluating(model: nn.Module, observers: Sequence[Observer]) -> Iterator[None
             for module, mode in modes.items():
                 module.training = mode
             for observer in observers:
-                observer.current = None
+                observer.hook.current = None
 
 
 def predict(model: nn.Module, observers: Sequence[Observer], inputs: Any) -> Any:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sepsa.heads.base.checks import check_rows, check_weight
 from sepsa.ranks.exchange import Samples
@@ -64,42 +64,47 @@ def weight_rows(weight: Tensor, n: int) -> Tensor:
     return weight.reshape(n) if weight.numel() == n else weight.reshape(n, -1)
 
 
-def check_dense(name: str, value: Tensor) -> None:
-    """Raise an error for a value that is not a tensor, or a tensor that cannot be indexed by rows."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
-    if value.is_nested:
-        raise TypeError(f"{name} must be a dense tensor, got a nested one: pad it, with sample_weight 0 for padding")
-    if value.layout is not torch.strided:
-        raise TypeError(f"{name} must be a dense tensor, got {value.layout}: call {name}.to_dense()")
-    if value.is_quantized:
-        raise TypeError(f"{name} must be a dense tensor, got {value.dtype}: call {name}.dequantize()")
+class Batch(NamedTuple):
+    """What a head is offered: features (..., in_features), targets, weights, and a mask (n,) of the rows to learn."""
 
+    features: Tensor
+    targets: Tensor
+    weight: Tensor | None
+    observed: Tensor | None  # None: all
 
-# ---------------------------------------------------------------------- of an `Observation` by its `Observer`
+    def check_dense(self) -> None:
+        """Raise an error for what is no tensor, or a tensor that cannot be indexed by rows."""
+        for name, value in (("features", self.features), ("targets", self.targets), ("sample_weight", self.weight)):
+            if not isinstance(value, (Tensor, type(None))):
+                raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+            if value is None or (value.layout is torch.strided and not (value.is_nested or value.is_quantized)):
+                continue
+            cure = f"{value.layout}: call {name}.to_dense()"
+            if value.is_nested:
+                cure = "a nested one: pad it, with sample_weight 0 for padding"
+            elif value.is_quantized:
+                cure = f"{value.dtype}: call {name}.dequantize()"
+            raise TypeError(f"{name} must be a dense tensor, got {cure}")
 
+    def check(self, head: nn.Linear, partial: bool, per_output_weight: bool) -> None:
+        """Raise an error for samples that cannot be indexed by rows; the solver checks integer targets."""
+        integers = not self.targets.is_floating_point() and (partial or are_labels(self.features, self.targets))
+        check_rows(head, self.features, None if integers else self.targets)
+        if not per_output_weight:
+            check_weight(head, self.features, self.weight)
 
-def check_samples(observer: Any, observation: Any, features: Tensor, per_output_weight: bool) -> None:
-    """Raise an error for samples that cannot be indexed by rows; the solver checks integer targets."""
-    targets = observation.targets
-    integers = not targets.is_floating_point() and (observer.partial_targets or are_labels(features, targets))
-    check_rows(observer.head, features, None if integers else targets)
-    if not per_output_weight:
-        check_weight(observer.head, features, observation.sample_weight)
-
-
-def draw(observer: Any, observation: Any, features: Tensor) -> Samples:
-    """Draw `head_fraction` of the observed rows at random."""
-    targets, sample_weight = observation.targets, observation.sample_weight
-    flat = features.reshape(-1, features.shape[-1])
-    n = len(flat)
-    if observation.observed is None:
-        rows = torch.randperm(n, generator=observer.generator)
-    else:
-        rows = observation.observed.nonzero()[:, 0].cpu()
-        if observer.head_fraction < 1.0:
-            rows = rows[torch.randperm(len(rows), generator=observer.generator)]
-    rows = rows[: math.ceil(observer.head_fraction * len(rows))].to(flat.device)
-    weight = None if sample_weight is None else weight_rows(sample_weight, n)[rows]
-    targets = targets.reshape(-1) if are_labels(features, targets) else targets.reshape(n, -1)
-    return Samples(flat[rows], targets[rows], weight)
+    def draw(self, fraction: float, generator: torch.Generator) -> Samples:
+        """Draw a fraction of the observed rows at random."""
+        flat = self.features.reshape(-1, self.features.shape[-1])
+        n = len(flat)
+        if self.observed is None:
+            rows = torch.randperm(n, generator=generator)
+        else:
+            rows = self.observed.nonzero()[:, 0].cpu()
+            if fraction < 1.0:
+                rows = rows[torch.randperm(len(rows), generator=generator)]
+        rows = rows[: math.ceil(fraction * len(rows))].to(flat.device)
+        weight = None if self.weight is None else weight_rows(self.weight, n)[rows]
+        labels = are_labels(self.features, self.targets)
+        targets = self.targets.reshape(-1) if labels else self.targets.reshape(n, -1)
+        return Samples(flat[rows], targets[rows], weight)

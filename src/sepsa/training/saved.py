@@ -1,24 +1,107 @@
-"""The saved state of a base optimizer and SepSA's own part of it, checked before anything is changed."""
+"""What a SepSA saves: the base optimizer's state and, under "sepsa", its own and the solvers', and their checks."""
 
 from __future__ import annotations
 
 import io
 import math
+import sys
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from sepsa.heads import HeadSolver
 from sepsa.states.schema import Entries, brief, check_array, damaged, read, settings
-from sepsa.training.joint import JointOptimizer
+from sepsa.training.joint import parts_of
+from sepsa.training.observer import Observer
 from sepsa.validation import in_range, is_number
 
 # Entries of torch's own optimizers that are counters or squares.
 _NOT_NEGATIVE = {"acc_delta", "exp_avg_sq", "exp_inf", "max_exp_avg_sq", "square_avg", "step", "sum"}
 
 
-def check_own_state(own: object, body: list[list[list[int]]]) -> None:
+def written(base: Optimizer, observers: list[Observer], several: bool) -> dict[str, Any]:
+    """The state of a SepSA of these parts; `several`: heads that the user named by a list."""
+    state, first = base.state_dict(), observers[0]
+    heads = {observer.name: observer.solver.state_dict() for observer in observers}
+    own = {
+        "head_fraction": first.head_fraction,
+        "generator": first.generator.get_state(),
+        "body": shapes_of(base),
+        "samples": 0 if first.epochs is None else first.epochs.samples,
+    }
+    own |= {"heads": heads} if several else {"head": heads[first.name]}
+    state["sepsa"] = own
+    if "torch.distributed.checkpoint.state_dict" in sys.modules:
+        # Its get_optimizer_state_dict refuses what belongs to no parameter of the groups, as the head's do not, and
+        # its set_optimizer_state_dict drops what belongs to a frozen one.
+        parameters = [parameter for group in base.param_groups for parameter in group["params"]]
+        keys = [key for group in state["param_groups"] for key in group["params"]]
+        for key in [k for k, p in zip(keys, parameters, strict=True) if p.requires_grad][:1] or keys[:1]:
+            # As bytes, which torch.distributed.checkpoint neither splits nor casts.
+            torch.save(own, file := io.BytesIO())
+            state["state"] = state["state"] | {key: state["state"].get(key, {}) | {"sepsa": file.getvalue()}}
+    return state
+
+
+def load(state_dict: dict[str, Any], base: Optimizer, observers: list[Observer], several: bool) -> None:
+    """Continue from a state that `written` returned, or raise an error and change nothing."""
+    own = state_dict.pop("sepsa", None)
+    entries = state_dict.get("state")
+    entries = entries if isinstance(entries, dict) else {}
+    under = [key for key, value in entries.items() if isinstance(value, dict) and "sepsa" in value]
+    for key in under:
+        entry = dict(entries[key])
+        carried = unpacked(f"state_dict['state'][{key!r}]['sepsa']", entry.pop("sepsa"))
+        own = carried if own is None else own
+        state_dict["state"] = state_dict["state"] | {key: entry}
+    if own is None:
+        raise ValueError(
+            f"state_dict must come from SepSA.state_dict(), got the keys {sorted(state_dict)}: "
+            "a plain base optimizer's state goes to optimizer.base.load_state_dict"
+        )
+    check_own(own, shapes_of(base))
+    known = [observer.name for observer in observers]
+    heads = own["heads"] if "heads" in own else {known[0]: own["head"]}
+    if several != ("heads" in own) or set(heads) != set(known):
+        raise ValueError(f"state_dict belongs to the heads {sorted(heads)}, this SepSA has {sorted(known)}")
+    if under:
+        state_dict = numbered(state_dict)
+    check_base(state_dict, base)
+    load_heads([(observer.solver, heads[observer.name]) for observer in observers])
+    for observer in observers:
+        observer.head_fraction = own["head_fraction"]
+        observer.generator.set_state(own["generator"].cpu())
+        observer.ranks.started = False
+        if observer.epochs is not None:
+            observer.epochs.samples = own["samples"]
+    base.load_state_dict(state_dict)
+
+
+def load_heads(states: list[tuple[HeadSolver, dict[str, Any]]]) -> None:
+    """Load the states of all heads, or of none."""
+    loaded: list[tuple[HeadSolver, dict[str, Any]]] = []
+    try:
+        for solver, state in states:
+            before = solver.state_dict() if len(states) > 1 else {}
+            solver.load_state_dict(state)  # checks before it changes anything
+            loaded.append((solver, before))
+    except BaseException:
+        for solver, before in loaded:
+            solver.load_state_dict(before)
+        raise
+
+
+def shapes_of(base: Optimizer) -> list[list[list[int]]]:
+    """The shapes of the body's parameters, by groups."""
+    return [[list(p.shape) for p in group["params"]] for group in base.param_groups]
+
+
+# ---------------------------------------------------------------------- checks
+
+
+def check_own(own: object, body: list[list[list[int]]]) -> None:
     """Check SepSA's own part of a state: fraction, generator, counters, the body's shapes and the heads."""
     needed = {"head_fraction", "generator", "body", "samples"}
     state = read("state_dict['sepsa']", own, needed, "SepSA", optional={"head", "heads"})
@@ -32,30 +115,23 @@ def check_own_state(own: object, body: list[list[list[int]]]) -> None:
     except (AttributeError, RuntimeError, TypeError) as error:
         raise state.damaged("generator", "the state of a generator", error) from None
     state.integer("samples")
-    if not same_shapes(state["body"], body):
+    if not same_integers(state["body"], body):
         raise ValueError(f"state_dict belongs to a body with parameter shapes {state['body']}, this one has {body}")
 
 
-def same_shapes(given: Any, body: Any) -> bool:
+def same_integers(given: Any, own: Any) -> bool:
     """Whether nested lists or tuples hold the same integers."""
-    if isinstance(body, int):
-        return type(given) is int and given == body
-    return (
-        isinstance(given, (list, tuple))
-        and len(given) == len(body)
-        and all(same_shapes(a, b) for a, b in zip(given, body, strict=True))
-    )
+    if isinstance(own, int):
+        return type(given) is int and given == own
+    return isinstance(given, (list, tuple)) and len(given) == len(own) and all(map(same_integers, given, own))
 
 
-def check_base_state(state_dict: dict[str, Any], base: Optimizer) -> None:
+def check_base(state_dict: dict[str, Any], base: Optimizer) -> None:
     """Check the state of this base optimizer: groups, options, moments and counters."""
     live = base.state_dict()
-    if set(state_dict) != set(live):
-        raise ValueError(f"state_dict must hold {sorted(live)} and 'sepsa', got {sorted(map(str, state_dict))}")
-    state = Entries("state_dict", state_dict)
+    state = read("state_dict", state_dict, set(live), "SepSA")
     groups = state.items("param_groups", len(live["param_groups"]))
-    parts = base.optimizers if isinstance(base, JointOptimizer) else [base]
-    defaults = [part.defaults for part in parts for _ in part.param_groups]
+    defaults = [part.defaults for part in parts_of(base) for _ in part.param_groups]
     moments = state.mapping("state")
     unknown = set(moments.values)
     for i, own in enumerate(live["param_groups"]):
@@ -77,7 +153,7 @@ def check_group(name: str, group: object, own: dict[str, Any], defaults: dict[st
     if not isinstance(group, dict) or not needed <= set(group):
         missing = sorted(needed - set(group)) if isinstance(group, dict) else brief(group)
         raise ValueError(f"{name} must be a group of this optimizer, missing {missing}")
-    if not same_shapes(group["params"], own["params"]):
+    if not same_integers(group["params"], own["params"]):
         raise damaged(f"{name}['params']", f"{own['params']}", brief(group["params"]))
     for option in needed - {"params"}:
         check_option(f"{name}[{option!r}]", group[option], own[option])
@@ -101,8 +177,7 @@ def check_option(name: str, value: Any, own: Any) -> None:
 def check_moments(entries: Entries, live: dict[str, Any] | None, other: dict[str, Any]) -> None:
     """Check that moments and counters are such as this parameter's are, or those of another one, and finite."""
     like = live or other
-    if set(entries.values) != set(like):
-        raise ValueError(f"{entries.name} must hold {sorted(like)}, got {sorted(map(str, entries.values))}")
+    read(entries.name, entries.values, set(like), "this optimizer")
     for name, value in entries.values.items():
         low, own = 0.0 if name in _NOT_NEGATIVE else -math.inf, like[name]
         if isinstance(value, Tensor) and (isinstance(own, Tensor) or own is None):
@@ -114,15 +189,11 @@ def check_moments(entries: Entries, live: dict[str, Any] | None, other: dict[str
             raise entries.damaged(name, f"{type(own).__name__}", brief(value))
 
 
-def packed(own: dict[str, Any]) -> bytes:
-    """SepSA's own state as bytes, which torch.distributed.checkpoint neither splits nor casts."""
-    file = io.BytesIO()
-    torch.save(own, file)
-    return file.getvalue()
+# ---------------------------------------------------------------------- states that torch.distributed.checkpoint wrote
 
 
 def unpacked(name: str, own: object) -> Any:
-    """SepSA's own state from the entry of this name; an error where it is not what `packed` returned."""
+    """SepSA's own state from the bytes in the entry of this name."""
     try:
         return torch.load(io.BytesIO(own), weights_only=True)  # type: ignore[arg-type]
     except Exception as error:
@@ -130,7 +201,7 @@ def unpacked(name: str, own: object) -> Any:
 
 
 def numbered(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """The state with parameters by number, where torch.distributed.checkpoint wrote their names."""
+    """The state with parameters by number instead of by name."""
     groups: Any = state_dict.get("param_groups")
     own = isinstance(groups, list) and all(isinstance(g, dict) and isinstance(g.get("params"), list) for g in groups)
     if not own:

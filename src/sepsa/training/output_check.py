@@ -1,0 +1,84 @@
+"""The check, in the first observation, that the model returns what its head computes."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from sepsa.states.tree import tensors_of
+from sepsa.training.hooks import HeadHook
+
+# Activations that may follow a head, and the solver that learns logits instead.
+ACTIVATIONS = {"sigmoid": "logistic", "softmax": "cross-entropy", "log_softmax": "cross-entropy"}
+
+
+class OutputCheck:
+    """Notes the outputs of head and model in one pass, and compares them. A copy notes nothing."""
+
+    def __init__(self, hook: HeadHook | None = None) -> None:
+        self.hook = hook
+        self.head: Tensor | None = None
+        self.model: list[Tensor] = []
+        self.handles: list[RemovableHandle] = []
+
+    def watch(self, model: nn.Module, head: nn.Linear) -> None:
+        """Note what both return from now on."""
+        self.handles = [head.register_forward_hook(self.note_head), model.register_forward_hook(self.note_model)]
+
+    def note_head(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        """The hook on the head."""
+        if self.is_asked():
+            self.head = output
+
+    def note_model(self, module: nn.Module, args: Any, output: Any) -> None:
+        """The hook on the model."""
+        if self.is_asked():
+            self.model = [value for value in tensors_of(output) if isinstance(value, Tensor)]
+
+    def is_asked(self) -> bool:
+        return self.hook is not None and not torch.compiler.is_compiling() and self.hook.passing() is not None
+
+    def end(self) -> None:
+        """Remove the hooks."""
+        for handle in self.handles:
+            handle.remove()
+
+    def judge(self, name: str, observed: Tensor | None) -> None:
+        """Warn if the model's output differs from that of its head, of which the rows `observed` have a target."""
+        head = self.head
+        if head is None or not self.model:
+            return
+        given = [head.reshape(-1)]
+        if observed is not None:  # a model may return the observed rows alone
+            given.append(head.reshape(len(observed), -1)[observed].reshape(-1))
+        if any(
+            output.numel() == rows.numel() and torch.equal(output.reshape(-1), rows.to(output))
+            for output in self.model
+            for rows in given
+        ):
+            return
+        for follows, solver in ACTIVATIONS.items():
+            values = getattr(head.detach(), follows)(*() if follows == "sigmoid" else (-1,)).reshape(-1)
+            if any(y.numel() == len(values) and torch.allclose(y.reshape(-1), values.to(y)) for y in self.model):
+                warnings.warn(
+                    f"the model returns the {follows} of its head {name!r}, but the head learns to output "
+                    f"the targets itself: remove the {follows} from the model and use "
+                    f"solver={solver!r}, whose loss takes logits",
+                    stacklevel=5,
+                )
+                return
+        shapes = ", ".join(str(tuple(output.shape)) for output in self.model)
+        warnings.warn(
+            f"the model's output {shapes} differs from the output of its head {name!r}, "
+            f"{tuple(head.shape)}: a layer follows the head (a sigmoid, a scaling, pooling), or this is not the "
+            "head. The head learns to output the targets itself: pass targets for its own output, or choose "
+            "another nn.Linear by SepSA(model, base, head=...)",
+            stacklevel=5,
+        )
+
+    def __reduce__(self) -> tuple[type[OutputCheck], tuple[()]]:
+        return OutputCheck, ()

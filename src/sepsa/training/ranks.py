@@ -1,0 +1,72 @@
+"""The ranks that learn one head together: how they are found, their common start, and the failure of one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from torch import nn
+
+from sepsa.heads import HeadSolver
+from sepsa.ranks import exchange
+
+
+class Ranks:
+    """The process group of one head."""
+
+    started = False  # whether all ranks have had one start
+    warned_alone = False
+    ddp: Callable[[], Any] = staticmethod(lambda: None)  # a weak reference to the DistributedDataParallel, once known
+
+    def __init__(self, model: nn.Module, name: str, head: nn.Linear, solver: HeadSolver, setting: Any) -> None:
+        self.model, self.name, self.head, self.solver, self.setting = model, name, head, solver, setting
+        self.sharded = exchange.sharded_group(model)  # the group of fully_shard, if the model is sharded
+
+    def group(self) -> Any:
+        """The process group to learn with; None, with one warning, where other ranks exist in no known group."""
+        if self.setting is None:
+            return None
+        ddp = exchange.active_ddp()
+        if ddp is not None and ddp is not self.ddp():
+            self.ddp = weakref.ref(ddp)
+        group = exchange.active_group(self.setting, self.sharded, ddp)
+        if group is None and not self.warned_alone and exchange.has_ranks(self.setting):
+            self.warned_alone = True
+            exchange.warn_alone(self.name)
+        return group
+
+    def start_together(self, group: Any) -> bool:
+        """Give all ranks the first one's head and solver, once. Returns whether this was the time."""
+        if self.started:
+            return False
+        exchange.share_start(group, self.head, self.solver)
+        self.started = True
+        return True
+
+    def report_failure(self, error: Exception, trace: TracebackType | None) -> None:
+        """Tell the ranks that wait at the head that this one failed on its way there; each of them raises an error.
+
+        Not beside fully_shard: there the others may wait for parameters of layers before the head. Nor before the first
+        forward of a DistributedDataParallel, which is known from then on.
+        """
+        inside = exchange.ddp_in(trace)
+        group, ddp = self.setting, inside or self.ddp()
+        if group == "auto":
+            group = None if ddp is None or self.warned_alone else ddp.process_group
+        if group is None or self.sharded is not None or exchange.size_of(group) == 1:
+            return
+        with contextlib.suppress(Exception):  # the failure itself is raised, whatever happens to the other ranks
+            if ddp is not None and trace is not None and inside is None:
+                exchange.enter_forward(ddp)  # as the others do, before they reach the head
+            exchange.share_headers(group, None, error, exchange.NOT_REACHED)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {name: value for name, value in vars(self).items() if name != "ddp"}
+        return state | {"sharded": None, "setting": self.setting if self.setting in ("auto", None) else "auto"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.sharded = exchange.sharded_group(self.model)
