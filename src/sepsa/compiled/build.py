@@ -32,7 +32,6 @@ if __name__ == "__main__":  # numba reads them when it is imported
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]  # noqa: E402
 import numba  # noqa: E402
-import numpy as np  # noqa: E402
 from llvmlite import ir  # noqa: E402
 from numba import types  # noqa: E402
 from numba.core import cgutils  # noqa: E402
@@ -87,15 +86,16 @@ class PartCompiler(Compiler):
         return super().define_pipelines()
 
 
+PART: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": PartCompiler}
+
+
 def prepare() -> None:
     """Tell numba of every function and object that kernels call and that it does not know."""
     context = cpu_target.typing_context
     context.refresh()
     for function, inline in PARTS.items():
         if function not in _prepared:
-            own = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": PartCompiler}
-            own |= {"forceinline": True} if inline else {}
-            compiler: Any = numba.njit(**OPTIONS, **own)  # type: ignore[call-overload]
+            compiler: Any = numba.njit(**OPTIONS, **PART, forceinline=inline)
             part = _prepared[function] = compiler(function)
             context.insert_global(function, types.Dispatcher(part))
     for thing, kind in GENERATED.items():
@@ -126,104 +126,58 @@ def compile_in_memory(function: Function) -> int:
 # ---------------------------------------------------------------------- the code of generated objects
 
 
-def _copy(group: Any) -> Any:
-    """The type of the number of a copy, where a group has several."""
-    return types.int64 if group.repeated else types.Omitted(None)
-
-
-def _number(size: Any) -> Any:
-    """The code of a size."""
-
-    @intrinsic
-    def number(_: Any, model: Any, copy: Any = None) -> Any:
-        def code(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
-            return _entry(size.frame, size.group, builder, size.name, *arguments)
-
-        return types.int64(model, _copy(size.group)), code
-
-    return number
-
-
-def _declare(view: Any) -> Any:
-    """The type of a part and the code that finds it."""
-    frame, group, part = view.frame, view.group, view.part
-    fields = getattr(part.dtype, "dtype", None)  # of a record
-    record = isinstance(fields, np.dtype)
-    scalar = from_dtype(np.dtype(fields if record else part.dtype))
-    result = scalar if record else types.Array(scalar, len(part.shape), "C")
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        address = _cell(builder, arguments[0], view.slot)
-        if group is not frame:
-            start = _entry(frame, group, builder, view.key, *arguments)
-            address = builder.add(address, builder.mul(start, ir.Constant(_WORD, 8)))
-        if record:
-            return builder.inttoptr(address, context.get_value_type(scalar))
-        sizes = [
-            ir.Constant(_WORD, size) if isinstance(size, int) else _entry(frame, group, builder, size, *arguments)
-            for size in part.shape
-        ]
-        return _array(context, builder, result, address, sizes)
-
-    return result, code
-
-
-def _view(view: Any) -> Any:
-    """The code of a part."""
-
-    @intrinsic
-    def found(_: Any, model: Any, copy: Any = None) -> Any:
-        array, code = _declare(view)
-        return array(model, _copy(view.group)), code
-
-    return found
-
-
 def _views(views: Any) -> Any:
     """The code of several parts."""
-    group = views.group
 
     @intrinsic(prefer_literal=True)
-    def found(_: Any, names: Any, model: Any, copy: Any = None) -> Any:
-        declared = [_declare(getattr(group, name)) for name in names.literal_value.split()]
-        arrays = types.Tuple([array for array, _ in declared])
+    def found(typing: Any, names: Any, model: Any, copy: Any = None) -> Any:
+        given = (model, copy)[: 1 + views.group.repeated]
+        parts = [_callee(typing, getattr(views.group, name), given) for name in names.literal_value.split()]
+        result = types.Tuple([signature.return_type for _, signature in parts])
 
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            made = [one(context, builder, None, arguments[1 : 2 + group.repeated]) for _, one in declared]
-            return context.make_tuple(builder, arrays, made)
+        def code(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+            own = arguments[1 : 1 + len(given)]
+            return context.make_tuple(builder, result, [context.get_function(*part)(builder, own) for part in parts])
 
-        return arrays(names, model, _copy(group)), code
+        return result(names, model, copy or types.Omitted(None)), code
 
     return found
 
 
-def _array(context: Any, builder: Any, array: Any, address: Any, sizes: list[Any]) -> Any:
-    """The array at this address."""
-    itemsize = context.get_abi_sizeof(context.get_data_type(array.dtype))
-    strides: list[Any] = []
-    step = ir.Constant(_WORD, itemsize)
-    for size in reversed(sizes):
-        strides.insert(0, step)
-        step = builder.mul(step, size)
-    made = context.make_array(array)(context, builder)
-    data = builder.inttoptr(address, context.get_data_type(array.dtype).as_pointer())
-    shape, steps = cgutils.pack_array(builder, sizes), cgutils.pack_array(builder, strides)
-    populate_array(made, data, shape, steps, ir.Constant(_WORD, itemsize), None)
-    return made._getvalue()
+def _record(view: Any) -> Any:
+    """The code of a record, which is a pointer and so cannot be what a function returns."""
+
+    @intrinsic
+    def found(typing: Any, model: Any, copy: Any = None) -> Any:
+        record, given = from_dtype(view.dtype), (model, copy)[: 1 + view.repeated]
+        address = _callee(typing, view.address, given)
+
+        def code(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+            found = context.get_function(*address)(builder, arguments[: len(given)])
+            return builder.inttoptr(found, context.get_value_type(record))
+
+        return record(model, copy or types.Omitted(None)), code
+
+    return found
 
 
-def _entry(frame: Any, group: Any, builder: Any, name: Any, model: Any, copy: Any = None) -> Any:
-    """What the layout has under a name, the value of a size or the start of a part; of a repeated group for a copy."""
-    layout = builder.inttoptr(_cell(builder, model, frame.slots.index("layout")), _WORD.as_pointer())
-    if not (group.repeated and name in group.block):
-        return _cell(builder, layout, frame.positions[name])
-    first = _cell(builder, layout, frame.positions[group.name, "copies"])
-    block = builder.add(first, builder.mul(copy, ir.Constant(_WORD, len(group.block))))
-    return _cell(builder, builder.gep(layout, [block]), group.block.index(name))
+def _callee(typing: Any, function: Any, arguments: Any) -> Any:
+    """The types of a function that generated code calls, and of the call."""
+    kind = typing.resolve_value_type(function)
+    return kind, kind.get_call_type(typing, arguments, {})
 
 
-def _cell(builder: Any, pointer: Any, position: int) -> Any:
-    return builder.load(builder.gep(pointer, [ir.Constant(_WORD, position)]))
+def _words(_: Any) -> Any:
+    """The code of the words at an address."""
+
+    @intrinsic
+    def words(_: Any, address: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], _WORD.as_pointer())
+
+        return SIGNATURE.args[0](types.int64), code
+
+    return words
 
 
 def _call(_: Any) -> Any:
@@ -248,14 +202,24 @@ def _array_at(_: Any) -> Any:
         array = types.Array(dtype.dtype, len(shape), "C")
 
         def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return _array(context, builder, array, arguments[0], cgutils.unpack_tuple(builder, arguments[1]))
+            itemsize = context.get_abi_sizeof(context.get_data_type(array.dtype))
+            strides: list[Any] = []
+            step, sizes = ir.Constant(_WORD, itemsize), cgutils.unpack_tuple(builder, arguments[1])
+            for size in reversed(sizes):
+                strides.insert(0, step)
+                step = builder.mul(step, size)
+            made = context.make_array(array)(context, builder)
+            data = builder.inttoptr(arguments[0], context.get_data_type(array.dtype).as_pointer())
+            steps = cgutils.pack_array(builder, strides)
+            populate_array(made, data, cgutils.pack_array(builder, sizes), steps, ir.Constant(_WORD, itemsize), None)
+            return made._getvalue()
 
         return array(types.int64, types.UniTuple(types.int64, len(shape)), dtype), code
 
     return array_at
 
 
-CODE = {"number": _number, "view": _view, "views": _views, "call": _call, "array": _array_at}
+CODE = {"words": _words, "array": _array_at, "call": _call, "record": _record, "views": _views}
 
 # ---------------------------------------------------------------------- the library
 
@@ -317,7 +281,7 @@ def build(folder: Path) -> Path:
         importlib.import_module(name)
     target = machine()
     shims = [BEGIN.format(processor=f'__builtin_cpu_supports("{LEVEL}") != 0' if LEVEL.startswith("x86") else 1)]
-    frames = {each.frame for each, kind in GENERATED.items() if kind == "number"}
+    frames = {each.group.frame for each, kind in GENERATED.items() if kind == "views"}
     shims += [FRAME.format(name=frame.__name__, names=library.checksum(frame.positions)) for frame in frames]
     with tempfile.TemporaryDirectory() as scratch:
         objects = []

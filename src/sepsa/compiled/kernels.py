@@ -49,8 +49,9 @@ def generated(kind: str) -> Callable[[Any], Any]:
     return register
 
 
+@generated("words")
 def words(address: Any) -> Any:
-    """The words of memory at an address, as a kernel gets them in plain Python."""
+    """The words of memory at an address, as a kernel gets them."""
     return ctypes.cast(ctypes.c_void_p(int(address)), WORDS)
 
 
@@ -65,4 +66,5 @@ def array_at(address: Any, shape: Any, dtype: Any) -> Any:
     """The array of this shape and dtype at an address."""
     count = int(np.prod(shape))
     memory = (ctypes.c_char * max(8, count * np.dtype(dtype).itemsize)).from_address(int(address))
-    return np.frombuffer(memory, dtype, count).reshape(shape)
+    array = np.frombuffer(memory, dtype, count).reshape(shape)
+    return array.view(np.recarray) if array.dtype.fields else array

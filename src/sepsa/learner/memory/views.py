@@ -5,22 +5,26 @@ state and the layout, and of the arrays of the call. The layout is a vector of i
 the state and of the workspace starts. `group.MEAN(model)` is an array of it. Arrays made so count no references, which
 would take as long as ten sums each; a record is a pointer to its numbers.
 
-What is called here is plain Python; for compiled kernels the builder writes the code of each `generated` object.
+A view is a function of one expression, which Python runs and the builder compiles. Where the layout has a size or the
+start of a part is a global of it, which is known when all groups of the frame are declared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from sepsa.compiled.kernels import array_at, generated, words
+from sepsa.compiled.kernels import Function, array_at, generated, inlined, words
 from sepsa.learner.memory.parts import Part, Record, Rule, Sizes
 
 EMPTY: Mapping[str, Any] = {}
+ADDRESSES = ("workspace", "state", "layout")
+LAYOUT = f"words(model[{ADDRESSES.index('layout')}])"
 
 
 class Frame(ModuleType):
@@ -29,33 +33,48 @@ class Frame(ModuleType):
     `frame.X(model)` is the array X of the call, `frame.size.inputs(model)` the size "inputs".
     """
 
-    repeated = False
-    laid_out = False  # whether a learner of this frame was made, whose kernels know the places
-
     def __init__(self, name: str, sizes: tuple[str, ...], *given: Part) -> None:
         super().__init__(name)
         self.sizes, self.given = sizes, given
-        self.slots = ("workspace", "state", "layout", *(part.name for part in given))
+        self.slots = (*ADDRESSES, *(part.name for part in given))
         self.groups: dict[str, Group] = {}
+        self.globals: dict[str, Any] = {"array_at": array_at, "words": words}
         self.size = ModuleType("sizes")
         self.add_sizes(sizes)
         for part in given:
-            setattr(self, part.name, View(self, self, part))
-
-    def add_sizes(self, names: tuple[str, ...]) -> None:
-        """Let kernels see further sizes."""
-        for name in names:
-            setattr(self.size, name, Number(self, self, name))
+            setattr(self, part.name, self.view("model", part, f"model[{self.slots.index(part.name)}]", self.entry))
 
     @cached_property
     def positions(self) -> dict[Any, int]:
         """Where the layout has each size, by its name, and each part's start; kernels that are compiled know them."""
-        self.laid_out = True
         names: list[Any] = [*self.sizes]
         for name, group in sorted(self.groups.items()):
             names += [(name, "copies")] if group.repeated else [*group.sizes]
             names += [] if group.repeated else [(name, part.name) for part in group.parts]
+        self.globals.update((place(name), i) for i, name in enumerate(names))
         return {name: i for i, name in enumerate(names)}
+
+    def add_sizes(self, names: tuple[str, ...]) -> None:
+        """Let kernels see further sizes."""
+        for name in names:
+            setattr(self.size, name, self.function("model", self.entry(name)))
+
+    def entry(self, name: Any) -> str:
+        """What the layout has under a name, the value of a size or the start of a part, as an expression."""
+        return f"{LAYOUT}[{place(name)}]"
+
+    def view(self, arguments: str, part: Part, address: str, entry: Callable[[Any], str]) -> Function:
+        """A part at an address as a function; `entry` is the expression of a size."""
+        if isinstance(part.dtype, Record):
+            return RecordView(self.function(arguments, address), part.dtype.dtype, "copy" in arguments)
+        self.globals[dtype := f"DTYPE_{len(self.globals)}"] = np.dtype(part.dtype)
+        known = {"rows": str(1 << 20)}  # of a call's array, whose rows no layout counts
+        sizes = [known.get(each) or entry(each) if isinstance(each, str) else str(each) for each in part.shape]
+        return self.function(arguments, f"array_at({address}, ({', '.join(sizes)},), {dtype})")
+
+    def function(self, arguments: str, expression: str) -> Function:
+        """A function of one expression that kernels call."""
+        return inlined(eval(f"lambda {arguments}: {expression}", self.globals))
 
 
 class Group(ModuleType):
@@ -81,59 +100,46 @@ class Group(ModuleType):
         self.name, self.parts, self.sizes = name, parts, sizes
         self.repeated, self.rings, self.rules = repeated, rings, rules
         self.block = [*sizes, *(part.name for part in parts)]  # what the layout holds for each copy
-        if frame.laid_out:
+        if "positions" in vars(frame):
             raise RuntimeError(f"the group {name!r} must be declared before the first learner of its frame is made")
         frame.groups[name] = self
         if not repeated:
             frame.add_sizes(tuple(sizes))
+        self.frame, self.arguments = frame, "model, copy" if repeated else "model"
         self.views = Views(self)
         for part in parts:
-            setattr(self, part.name, View(frame, self, part))
+            start = self.entry(part.name if repeated else (name, part.name))
+            address = f"model[{ADDRESSES.index('state' if part.kept else 'workspace')}] + 8 * {start}"
+            setattr(self, part.name, frame.view(self.arguments, part, address, self.entry))
         for own in sizes if repeated else ():
-            setattr(self, own, Number(frame, self, own))
+            setattr(self, own, frame.function(self.arguments, self.entry(own)))
+
+    def entry(self, name: Any) -> str:
+        """What the layout has under a name, as an expression; of a repeated group for a copy."""
+        if not (self.repeated and name in self.block):
+            return self.frame.entry(name)
+        first = self.frame.entry((self.name, "copies"))
+        return f"{LAYOUT}[{first} + {len(self.block)} * copy + {self.block.index(name)}]"
 
 
-# In what follows the frame is the group of its sizes and of the arrays of a call.
+def place(name: Any) -> str:
+    """The global that has the position of a name in the layout."""
+    return "AT_" + (name if isinstance(name, str) else "_".join(name)).replace(" ", "_")
 
 
-def entry(frame: Frame, group: Any, name: str, model: Any, copy: Any = None) -> int:
-    """What the layout has under a name, the value of a size or the start of a part; of a repeated group for a copy."""
-    layout = words(model[frame.slots.index("layout")])
-    if not (group.repeated and name in group.block):
-        return int(layout[frame.positions[name]])
-    first = layout[frame.positions[group.name, "copies"]]
-    return int(layout[first + int(copy) * len(group.block) + group.block.index(name)])
+@dataclass(frozen=True)
+class RecordView:
+    """A record at an address, as a function."""
 
+    address: Function
+    dtype: Any
+    repeated: bool
 
-class Number:
-    """A size, as a function of the model."""
+    def __post_init__(self) -> None:
+        generated("record")(self)
 
-    def __init__(self, frame: Frame, group: Any, name: str) -> None:
-        self.frame, self.group, self.name = frame, group, name
-        generated("number")(self)
-
-    def __call__(self, model: Any, copy: Any = None) -> int:
-        return entry(self.frame, self.group, self.name, model, copy)
-
-
-class View:
-    """A part, as a function of the model."""
-
-    def __init__(self, frame: Frame, group: Any, part: Part) -> None:
-        self.frame, self.group, self.part = frame, group, part
-        self.slot = frame.slots.index(part.name if group is frame else "state" if part.kept else "workspace")
-        self.key: Any = part.name if group is frame or group.repeated else (group.name, part.name)
-        generated("view")(self)
-
-    def __call__(self, model: Any, copy: Any = None) -> Any:
-        frame, group, part = self.frame, self.group, self.part
-        address = model[self.slot] + (0 if group is frame else 8 * entry(frame, group, self.key, model, copy))
-        if isinstance(part.dtype, Record):
-            return array_at(address, (1,), part.dtype.dtype).view(np.recarray)[0]
-        sizes = [size if isinstance(size, int) else entry(frame, group, size, model, copy) for size in part.shape]
-        if part.shape[:1] == ("rows",):  # an array of the call, whose rows no layout counts
-            sizes[0] = 1 << 20
-        return array_at(address, sizes, part.dtype)
+    def __call__(self, *arguments: Any) -> Any:
+        return array_at(self.address(*arguments), (1,), self.dtype)[0]
 
 
 class Views:
@@ -143,5 +149,5 @@ class Views:
         self.group = group
         generated("views")(self)
 
-    def __call__(self, names: str, model: Any, copy: Any = None) -> tuple[Any, ...]:
-        return tuple(getattr(self.group, name)(model, copy) for name in names.split())
+    def __call__(self, names: str, *arguments: Any) -> tuple[Any, ...]:
+        return tuple(getattr(self.group, name)(*arguments) for name in names.split())
