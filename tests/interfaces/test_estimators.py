@@ -69,7 +69,7 @@ def classification(n=400, classes=3, seed=0):
 def held(model):
     """All that a model holds, to be compared bit by bit."""
     names = sorted(set(model.__dict__) - {"_learner", "_lock"})
-    learner = model._learner.state_dict() if hasattr(model, "_learner") else None
+    learner = None if model._learner is None else model._learner.state_dict()
     return copy.deepcopy({"learner": learner} | {name: model.__dict__[name] for name in names})
 
 
@@ -340,6 +340,20 @@ def test_a_failed_growth_leaves_the_classes_as_they_were():
         model.partial_fit(np.full((2, 6), 1e300), [7, 8])
     assert same(held(model), before)
     assert model.classes_.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", [SepSARegressor, SepSAClassifier])
+@pytest.mark.parametrize("rows", [100, 300], ids=["first rows", "scales fixed"])
+def test_a_row_that_cannot_be_learned_changes_nothing_though_nothing_is_copied(kind, rows):
+    X, y = regression(rows) if kind is SepSARegressor else classification(rows)
+    model = kind(random_state=0, loss="squared", activation="relu").partial_fit(X, y)
+    learner, before = model._learner, held(model)
+    with pytest.raises(NotFinite, match="not finite"):
+        model.partial_fit(np.full((1, X.shape[1]), 1e300), y[:1])
+    assert same(held(model), before)
+    model.partial_fit(X[:1], y[:1])
+    assert model._learner is learner
+    assert not same(held(model), before)
 
 
 WRONG = [

@@ -536,9 +536,10 @@ class BlockHistory:
 
 
 def shared(learner: SepSARegressor) -> SepSARegressor:
-    """Another estimator with what this one has learned, which `partial_fit` replaces and does not change."""
+    """Another estimator with what this one has learned."""
     other = SepSARegressor.__new__(SepSARegressor)
     other.__dict__.update({name: value for name, value in vars(learner).items() if name != "_lock"})
+    other._learner = learner._learner.copy()
     return other
 
 

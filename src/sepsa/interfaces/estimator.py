@@ -7,10 +7,10 @@ import pickle
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from joblib import cpu_count
@@ -37,7 +37,11 @@ from sepsa.states.objects import Saves, check_stamp, stamp
 from sepsa.states.schema import Entries
 from sepsa.validation import at_least, one_of
 
+if TYPE_CHECKING:
+    from typing import Self
+
 MOST_INPUTS = 2048  # of a compiled network
+FEW = 16  # rows
 HEAVIEST = 1e30  # weight of a row in `fit`, so that sums of weighted squares stay finite
 NUMBERS = {"dtype": np.float64, "order": "C", "ensure_all_finite": "allow-nan"}  # what scikit-learn checks
 
@@ -52,89 +56,81 @@ class Rows(NamedTuple):
 class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
     """The base of the regressor and the classifier: a learner of rows of numbers, and its state."""
 
-    _learner: Any  # a StreamLearner or a Committee
+    _learner: Any = None  # a StreamLearner or a Committee
     _encoder: FrameEncoder | None = None  # of DataFrames that do not hold numbers alone
     _EXTRA: tuple[str, ...]  # the entries of a state that only one of the two estimators has
+    _OWN = ("_learner", "_encoder", "_columns", "_losses", "_target_shape")  # is learned, as what ends with _
 
     def _extra_state(self) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _load_extra_state(self, state: Entries, outputs: int) -> dict[str, Any]:
-        """The attributes that these entries hold."""
+    def _load_extra_state(self, state: Entries, outputs: int) -> None:
+        """Set the attributes that these entries hold."""
         raise NotImplementedError
 
-    def _new_learner(
-        self, inputs: int, outputs: int, seed: int, for_fit: bool = False, alone: bool = False, **more: Any
-    ) -> StreamLearner:
-        """A learner with this estimator's parameters, which are checked; `for_fit` for one that `fit` trains.
-
-        With `alone` it has no experts beside the network. Options of the engine may be given as well.
-        """
+    def _new_learner(self, inputs: int, outputs: int, seed: int, for_fit: bool = False, **more: Any) -> StreamLearner:
+        """A learner with this estimator's parameters, which are checked, and more options; `for_fit` trains it."""
         one_of("body", self.body, BODIES)
         if inputs > MOST_INPUTS:
             raise ValueError(
                 f"X must have at most {MOST_INPUTS} columns, got {inputs}: the head's state grows as their square; "
                 "reduce them first, for example by sklearn.decomposition.TruncatedSVD"
             )
-        options = of_estimator(self.get_params(deep=False), for_fit)
-        if alone:
-            options["experts"] = False
-        regression = isinstance(self, RegressorMixin)
-        return StreamLearner(inputs, outputs, regression=regression, seed=seed, **(options | more))
+        options = of_estimator(self.get_params(deep=False), for_fit) | more
+        return StreamLearner(inputs, outputs, regression=isinstance(self, RegressorMixin), seed=seed, **options)
 
     # ------------------------------------------------------------------ learning
 
     @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """One thread at a time; an error or an interrupt leaves the estimator as it was."""
-        with lock_of(self):
-            before = dict(self.__dict__)
-            try:
-                yield
-            except BaseException:
-                self.__dict__ = before  # one assignment, which nothing can interrupt
-                raise
+    def _changed(self, anew: bool = False) -> Iterator[Self]:
+        """An estimator to change, `anew` one that has learned nothing; without an error it takes this one's place."""
+        with nullcontext() if anew else lock_of(self):
+            other, own = object.__new__(type(self)), vars(self)
+            other.__dict__ = {
+                name: own[name] for name in own if not anew or (name not in self._OWN and name[-1] != "_")
+            }
+            yield other
+            with lock_of(self):
+                self.__dict__ = other.__dict__ | {"_lock": lock_of(self)}  # one assignment, which nothing interrupts
 
-    def _fit(self, X: Any, Y: Floats, weight: Floats) -> tuple[NDArray[np.intp], Floats]:
-        """Learn from scratch; returns the rows that one member left out, and its predictions of them."""
+    def _fit(self, X: Any, Y: Floats, weight: Floats) -> tuple[Floats, Floats, Floats]:
+        """Learn from scratch; returns the predictions of rows that one member left out, their targets and weights."""
         if self._encoder is not None:
             X, _ = self._encoder.learn_means(X, Y, (), shuffled=True)
         there = np.flatnonzero(weight > 0)
         if not there.size:
             raise ValueError("sample_weight must be positive for at least one sample, got zeros alone")
+        if weight.max() > HEAVIEST:
+            raise ValueError(
+                f"sample_weight must be at most {HEAVIEST:g} for fit, got {weight.max():g}: divide all weights by "
+                "their mean"
+            )
+        X, Y, weight = X[there], Y[there], weight[there]
         names = self._input_names(X.shape[1])
-        order = None if names is None else order_of_columns(dense(X[there[:WARM_UP]]), names)
-        X = X[there] if order is None else X[there][:, order]
-        table = batch_fit.Table(X, Y[there], weight[there])
-        hidden = self.hidden_layer_sizes
-        layers = (50,) if isinstance(hidden, str) else widths(hidden)
-        features = X.shape[1] + sum(layers[-1:]) + 1
-        speed = min(1.0, (64 / features) ** 2)  # the curvature costs p², and the rest is little beside it
-        rate, forgetting = self.learning_rate, self.forgetting
+        order = None if names is None else order_of_columns(dense(X[:WARM_UP]), names)
+        X = X if order is None else X[:, order]
+        layers = (50,) if isinstance(self.hidden_layer_sizes, str) else widths(self.hidden_layer_sizes)
+        speed = min(1.0, (64 / (X.shape[1] + sum(layers[-1:]) + 1)) ** 2)  # the curvature costs p², the rest is little
+        forgetting = self.forgetting
         if forgetting == "auto":
             forgetting = batch_fit.FORGETTING if layers else 1.0
-        mixed = body_of(self.body, hidden) == "experts"
-        if table.weight.max() > HEAVIEST:
-            raise ValueError(
-                f"sample_weight must be at most {HEAVIEST:g} for fit, got {table.weight.max():g}: divide all "
-                "weights by their mean"
-            )
         # Weights that differ much are no outliers in a table: they say themselves how much each row counts.
-        usual = float(np.median(table.weight))
-        even = 0.1 * usual <= table.weight.min() and table.weight.max() <= 10 * usual
-        options: dict[str, Any] = {} if even else {"loss": "squared"}
-        robust = even and self.loss == "huber" and isinstance(self, RegressorMixin)
-        if isinstance(self, RegressorMixin):
-            sizes = np.abs(table.Y)
+        usual = float(np.median(weight))
+        even = 0.1 * usual <= weight.min() and weight.max() <= 10 * usual
+        regression = isinstance(self, RegressorMixin)
+        robust = even and self.loss == "huber" and regression
+        if regression:
+            sizes = np.abs(Y)
             check_sizes(float(np.median(sizes) if robust else sizes.max()))
-            table = table._replace(Y=np.clip(table.Y, -HUGE, HUGE))
-        new_learner = partial(self._new_learner, X.shape[1], Y.shape[1], for_fit=True, tells=False, **options)
+            Y = np.clip(Y, -HUGE, HUGE)
+        options: dict[str, Any] = {"tells": False} | ({} if even else {"loss": "squared"})
+        new_learner = partial(self._new_learner, X.shape[1], Y.shape[1], for_fit=True, **options)
         result = batch_fit.fit(
-            partial(new_learner, alone=True),
-            table,
+            partial(new_learner, experts=False),
+            batch_fit.Table(X, Y, weight),
             batch_fit.Schedule(
                 passes=at_least("max_iter", self.max_iter, 1),
-                rate=batch_fit.RATE if rate == "auto" else rate,
+                rate=batch_fit.RATE if self.learning_rate == "auto" else self.learning_rate,
                 forgetting=forgetting,
                 batch=None if self.batch_size == "auto" else at_least("batch_size", self.batch_size, 1),
                 visits=int(batch_fit.VISITS * speed),
@@ -144,16 +140,16 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
             together=not layers,  # then the body does not learn
             threads=cpu_count(),
             rng=check_random_state(self.random_state),
-            new_mixture=new_learner if mixed else None,
+            new_mixture=new_learner if body_of(self.body, layers) == "experts" else None,
             robust=robust,
         )
-        for member in result.committee.members:
+        committee = result.committee
+        for member in committee.members:
             member.order = order
-        first = result.committee.members[0]
-        first.tells = True
-        first.tell(TELL)
-        self._learner, self.n_iter_ = result.committee, result.passes
-        return there[result.rows], result.predictions
+        committee.members[0].tells = True
+        committee.members[0].tell(TELL)
+        self._learner, self.n_iter_ = committee, result.passes
+        return result.predictions, Y[result.rows], weight[result.rows]
 
     def _learn(self, rows: Rows, Y: Floats, weight: Floats, told: int, output_rows: Sequence[int] = ()) -> Floats:
         """Learn rows in order; returns the predictions made before.
@@ -169,22 +165,14 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
         if self._encoder is not None:
             rows = Rows(*self._encoder.learn_means(rows.X, Y, rows.new_inputs, shuffled=False))
         self._learner, before = learn_rows(
-            self._learner.copy() if hasattr(self, "_learner") else None,
-            new_learner,
-            rows.X,
-            Y,
-            weight,
-            rows.new_inputs,
-            output_rows,
-            told,
-            self._batch,
+            self._learner, new_learner, rows.X, Y, weight, rows.new_inputs, output_rows, told, self._batch
         )
         return before
 
     @property
     def _batch(self) -> int:
         """The rows that `partial_fit` learns at once."""
-        if hasattr(self, "_learner"):
+        if self._learner is not None:
             return int(self._learner.engine.batch_size)
         return int(of_estimator(self.get_params(deep=False), False)["batch"])
 
@@ -199,25 +187,27 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
         """Of how many targets a column of many texts has means."""
         return max(1, min(outputs, CLASS_MEANS)) if isinstance(self, RegressorMixin) else CLASS_MEANS
 
-    def _encode(self, X: Any, reset: bool, learn: bool = True, y: Any = None) -> Rows | None:
+    # ------------------------------------------------------------------ rows
+
+    def _encode(self, X: Any, learn: bool = True, y: Any = None) -> Rows | None:
         """The rows of a DataFrame that does not hold numbers alone, found by the names of its columns; else None."""
-        encoder = None if reset else self._encoder
-        if reset and is_frame(X) and not all_numbers(X):
-            validate_data(self, X, reset=True, skip_check_array=True)
-            names = getattr(self, "feature_names_in_", None)
-            means = self._means(sum(np.asarray(y).shape[1:2]) or 1)
-            encoder = FrameEncoder([f"x{i}" for i in range(X.shape[1])] if names is None else sorted(names), means)
-        if reset:
-            self._encoder = encoder
-        if encoder is None:
+        encoder, new = self._encoder, self._learner is None and is_frame(X) and not all_numbers(X)
+        if encoder is None and not new:
             return None
         if not is_frame(X):
-            columns = ", ".join(repr(str(name)) for name in [*getattr(self, "feature_names_in_", encoder.kinds)][:10])
+            columns = ", ".join(
+                repr(str(name)) for name in [*getattr(self, "feature_names_in_", getattr(encoder, "kinds", ()))][:10]
+            )
             raise ValueError(f"X must be a DataFrame with the columns {columns}, as before, got {type(X).__name__}")
-        validate_data(self, X, reset=False, skip_check_array=True)
-        if not learn:
+        validate_data(self, X, reset=new, skip_check_array=True)
+        names = getattr(self, "feature_names_in_", None)
+        if encoder is None:
+            means = self._means(sum(np.asarray(y).shape[1:2]) or 1)
+            encoder = FrameEncoder([f"x{i}" for i in range(X.shape[1])] if names is None else sorted(names), means)
+        elif learn:
+            encoder = deepcopy(encoder)
+        else:
             return Rows(encoder.encode(X))
-        encoder = deepcopy(encoder)
         rows, new_inputs, said = encoder.learn(X)
         for text in said:
             warnings.warn(text, UserWarning, stacklevel=6)
@@ -233,13 +223,29 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
             check_numbers(X)
         return X
 
+    def _is_plain(self, X: Any, *more: Any) -> bool:
+        """Whether a few rows are finite arrays like those learned, for which all checks would take longer than them."""
+        return (
+            all(type(part) is np.ndarray and part.dtype.kind in "biuf" and 0 < len(part) <= FEW for part in (X, *more))
+            and X.dtype == np.float64
+            and X.ndim == 2
+            and self._learner is not None
+            and self._encoder is None
+            and X.shape[1] == self.n_features_in_
+            and not hasattr(self, "feature_names_in_")
+            and all(part.shape == (len(X),) and np.isfinite(part).all() for part in more)
+            and not np.isinf(X).any()
+        )
+
     def _check_rows(self, X: ArrayLike) -> Any:
         """Rows (n, inputs), dense or CSR, checked."""
         check_is_fitted(self)
+        if self._is_plain(X):
+            return X
         X = as_pandas(X)
         with explained(X=X):
             X = self._in_order(X)
-            encoded = self._encode(X, reset=False, learn=False)
+            encoded = self._encode(X, learn=False)
             if encoded is not None:
                 return check_array(encoded.X, **NUMBERS)
             return validate_data(self, X, reset=False, accept_sparse="csr", **NUMBERS)
@@ -248,15 +254,17 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
         return np.concatenate([self._learner.predict(part) for _, part in row_parts(self._check_rows(X))])
 
     def _check_data(
-        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool, **checks: bool
+        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, **checks: bool
     ) -> tuple[Rows, NDArray[Any], Floats]:
         """Rows (n, inputs), targets and weights (n,), checked."""
-        X = as_pandas(X)
+        if sample_weight is None and self._is_plain(X, y):
+            return Rows(X), np.asarray(y), np.ones(np.shape(y))
+        X, first = as_pandas(X), self._learner is None
         with explained(X=X, y=y, sample_weight=sample_weight):
-            X = X if reset else self._in_order(X)
-            rows = self._encode(X, reset, y=y)
+            X = X if first else self._in_order(X)
+            rows = self._encode(X, y=y)
             if rows is None:
-                numbers, targets = validate_data(self, X, y, reset=reset, accept_sparse="csr", **NUMBERS, **checks)
+                numbers, targets = validate_data(self, X, y, reset=first, accept_sparse="csr", **NUMBERS, **checks)
                 rows = Rows(numbers)
             else:
                 _, targets = check_X_y(rows.X, y, estimator=self, **NUMBERS, **checks)
@@ -287,7 +295,7 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
         return tags
 
     def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "_learner")
+        return self._learner is not None
 
     # ------------------------------------------------------------------ saving
 
@@ -317,45 +325,40 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
         Raises:
             ValueError: An entry is missing or wrong; the message names it and nothing changed.
         """
-        with self._exclusive():
+        with self._changed(anew=True) as other:
             keys = {"estimator", "learner", "feature_names", "n_iter", *self._EXTRA}
             new = schema.read("state_dict", state_dict, keys, optional={"encoder"})
-            with_encoder = "encoder" in state_dict
             new.equal("estimator", type(self).__name__)
-            saved = new.mapping("learner")
+            saved, names = new.mapping("learner"), new["feature_names"]
+            if names is not None and not all(isinstance(name, str) for name in new.items("feature_names").values):
+                raise new.damaged("feature_names", "texts", names)
             fitted = "members" in saved.values  # by `fit`, a committee
-            members = saved.items("members").values if fitted else [saved.values]
-            engine = within(members[0] if members else None, "engine")
-            found = {name: within(engine, name) for name in ("inputs", "outputs")}
-            sizes = [Entries("state_dict['learner']['engine']", found).integer(name, 1) for name in found]
-            options: dict[str, Any] = {}
+            options: dict[str, Any] = {} if "encoder" in state_dict else {"names": names or ()}
             if fitted:  # the loss that `fit` has used depends on the weights of its rows
-                loss = within(engine, "network", "settings", "loss") or within(engine, "settings", "loss")
-                options["loss"] = loss if loss in ("huber", "squared") else "huber"
-            if not with_encoder:
-                options["names"] = new["feature_names"] or range(sizes[0])
-            learner: Any = self._new_learner(sizes[0], sizes[1], seed=0, for_fit=fitted, **options)
-            if fitted:
-                learner = Committee([learner])
-            learner.load_state_dict(new["learner"], "state_dict['learner']")
-            encoder = None
-            if with_encoder:
-                encoder = FrameEncoder.from_state(new["encoder"], self._means(sizes[1]), new.path("encoder"))
-            if encoder is not None and len(encoder.inputs.names) != sizes[0]:
-                raise new.damaged("encoder", f"one of {sizes[0]} inputs", len(encoder.inputs.names))
-            columns = sizes[0] if encoder is None else len(encoder.kinds)
-            loaded: dict[str, Any] = {"_learner": learner, "_encoder": encoder, "n_features_in_": columns}
-            if new["feature_names"] is not None:
-                names = new.items("feature_names", columns).values
-                if not all(isinstance(name, str) for name in names) or (encoder and {*names} != {*encoder.kinds}):
+                options["loss"] = one_of(saved.path("loss"), saved.values.get("loss"), ("huber", "squared"))
+            learner: Any = self._new_learner(1, 1, seed=0, for_fit=fitted, **options)
+            learner = Committee([learner]) if fitted else learner
+            learner.load_state_dict(saved.values, saved.name)
+            inputs, outputs = learner.engine.inputs, learner.engine.outputs
+            columns = inputs
+            if "encoder" in state_dict:
+                encoder = FrameEncoder.from_state(new["encoder"], self._means(outputs), new.path("encoder"))
+                if len(encoder.inputs.names) != inputs:
+                    raise new.damaged("encoder", f"one of {inputs} inputs", len(encoder.inputs.names))
+                columns, known = len(encoder.kinds), [*encoder.kinds]
+                if sorted(names or [f"x{i}" for i in range(columns)]) != sorted(known):
                     raise new.damaged("feature_names", f"the names of {columns} columns", names)
-                loaded["feature_names_in_"] = np.array(names, dtype=object)
-            elif encoder is not None and list(encoder.kinds) != [f"x{i}" for i in range(columns)]:
-                raise new.damaged("feature_names", f"the names of {columns} columns", None)
+                other._encoder = encoder
+            elif not fitted:
+                learner.names = names or range(inputs)
+            other._learner, other.n_features_in_ = learner, columns
+            if names is not None:
+                if len(names) != columns:
+                    raise new.damaged("feature_names", f"the names of {columns} columns", names)
+                other.feature_names_in_ = np.array(names, dtype=object)
             if new["n_iter"] is not None:
-                loaded["n_iter_"] = new.integer("n_iter", 1)
-            loaded |= self._load_extra_state(new, sizes[1])
-            self.__dict__ = {name: value for name, value in self.__dict__.items() if not name.endswith("_")} | loaded
+                other.n_iter_ = new.integer("n_iter", 1)
+            other._load_extra_state(new, outputs)
 
     # The learner is pickled as bytes: joblib may map arrays read-only, and a learner writes to its own.
     @locked
@@ -412,10 +415,3 @@ def explained(**given: Any) -> Iterator[None]:
                 f"X must hold numbers where it is no DataFrame, got the text {value}: put texts into a DataFrame"
             ) from None
         raise
-
-
-def within(state: Any, *names: str) -> Any:
-    """The entry of nested dicts under these names; None where there is none."""
-    for name in names:
-        state = state.get(name) if isinstance(state, dict) else None
-    return state

@@ -234,6 +234,7 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
         output_rows = [0] * (len(outputs) - m) if self._regression else (Y[:, m:] > 0).argmax(0).tolist()
         learner, _ = learn_rows(own, self._new_learner, table, Y, w, new, output_rows)
         self._take(_learner=learner, _features=features, _outputs=outputs, _pending_features=pending)
+        learner.tell(len(w))
 
     def _new_features(self, names: Sequence[Hashable], X: Floats) -> tuple[list[NewInput], dict[Hashable, list[float]]]:
         """The features that enter with these rows, in order, and those that wait for more values, with theirs."""

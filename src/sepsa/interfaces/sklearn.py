@@ -27,15 +27,9 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 
-from sepsa.interfaces.estimator import Rows, StreamEstimator, check_sizes
-from sepsa.interrupt import locked
-from sepsa.learner.calibration import (
-    INVERSE_TEMPERATURES,
-    accumulate,
-    accumulate_labels,
-    label_probabilities,
-    probabilities,
-)
+from sepsa.interfaces.estimator import FEW, Rows, StreamEstimator, check_sizes
+from sepsa.interrupt import DeferredInterrupt, lock_of, locked
+from sepsa.learner.calibration import INVERSE_TEMPERATURES, follow, label_probabilities, probabilities
 from sepsa.learner.growth import first_rows, indicators
 from sepsa.learner.memory.parts import Floats
 from sepsa.learner.options import ClassifierOptions
@@ -109,9 +103,9 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
         Returns:
             This estimator.
         """
-        with self._exclusive():
-            rows, Y, weight = self._check(X, y, sample_weight, reset=True)
-            self._fit(rows.X, Y, weight)
+        with self._changed(anew=True) as other:
+            rows, Y, weight = other._check(X, y, sample_weight)
+            other._fit(rows.X, Y, weight)
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> SepSARegressor:
@@ -139,11 +133,13 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
         Returns:
             Predictions of the shape of `y`.
         """
-        with self._exclusive():
-            rows, Y, weight = self._check(X, y, sample_weight, reset=not hasattr(self, "_learner"))
+        with self._changed() as other:
+            rows, Y, weight = other._check(X, y, sample_weight)
             if self.loss != "huber":
                 check_sizes(float(np.abs(Y).max()))
-            return self._shaped(self._learn(rows, Y, weight, Y.shape[1]))
+            before = other._shaped(other._learn(rows, Y, weight, Y.shape[1]))
+        self._learner.tell(len(before))
+        return before
 
     @overload
     def predict(self, X: ArrayLike, return_std: Literal[False] = False) -> Floats: ...
@@ -173,9 +169,7 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
         std = np.sqrt(self._learner.noise_variance() * (1 + leverage)[:, None])
         return self._shaped(mean), self._shaped(std)
 
-    def _check(
-        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool
-    ) -> tuple[Rows, Floats, Floats]:
+    def _check(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> tuple[Rows, Floats, Floats]:
         given = np.asarray(y)
         for value in given.ravel().tolist() if y is not None and given.dtype.kind in "OU" else ():
             if not is_target(value):
@@ -185,9 +179,9 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
                 )
         if given.dtype.kind in "mM":
             raise ValueError(f"y must hold numbers, got {given.dtype}: convert it, as by y.astype(float)")
-        rows, targets, weights = self._check_data(X, y, sample_weight, reset, multi_output=True, y_numeric=True)
+        rows, targets, weights = self._check_data(X, y, sample_weight, multi_output=True, y_numeric=True)
         shape = targets.shape[1:]
-        if reset:
+        if self._learner is None:
             self._target_shape = shape
         elif shape != self._target_shape:
             raise ValueError(
@@ -200,12 +194,12 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
     def _extra_state(self) -> dict[str, Any]:
         return {"target_shape": list(self._target_shape)}
 
-    def _load_extra_state(self, state: Entries, outputs: int) -> dict[str, Any]:
+    def _load_extra_state(self, state: Entries, outputs: int) -> None:
         sizes = state.items("target_shape")
         shape = [sizes.integer(i, 1) for i in range(len(sizes))]
         if shape not in ([], [outputs]) or (not shape and outputs != 1):
             raise state.damaged("target_shape", f"[{outputs}]", shape)
-        return {"_target_shape": tuple(shape)}
+        self._target_shape = tuple(shape)
 
     def _shaped(self, outputs: Floats) -> Floats:
         return outputs.reshape(len(outputs), *self._target_shape)
@@ -214,6 +208,17 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
+
+
+def no_losses(*labels: int) -> Floats:
+    """The losses before any row, of classes or of so many independent labels."""
+    return np.zeros((*labels, *INVERSE_TEMPERATURES.shape))
+
+
+def groups(known: NDArray[np.intp]) -> Iterator[tuple[slice, int]]:
+    """Rows for which the same number (n,) of outputs is known, and this number; without those for which none is."""
+    cuts = [0, *(np.flatnonzero(known[1:] != known[:-1]) + 1).tolist(), len(known)]
+    return ((slice(start, stop), int(known[start])) for start, stop in pairwise(cuts) if known[start])
 
 
 def kind_of_labels(labels: Labels) -> str:
@@ -264,7 +269,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         True
     """
 
-    _loss: Floats  # (G,) of each inverse temperature, on rows not yet learned; (labels, G) for multilabel targets
+    _losses: Floats  # by which scores become probabilities: (G,) for classes, (labels, G) for independent labels
     _columns: NDArray[np.intp]  # the learner's output for each of classes_
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> SepSAClassifier:
@@ -278,20 +283,14 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         Returns:
             This estimator.
         """
-        with self._exclusive():
-            rows, labels, weight = self._check(X, y, sample_weight, reset=True)
+        with self._changed(anew=True) as other:
+            rows, labels, weight = other._check(X, y, sample_weight)
             weight = weight * self._class_weights(labels)
-            if labels.ndim == 2:
-                self._start_labels(labels.shape[1])
-                out, scores = self._fit(rows.X, labels, weight)
-                self._loss = accumulate_labels(self._loss, scores, labels[out], weight[out], forgetting=1.0)[-1]
-                return self
-            self.classes_ = np.unique(labels[weight > 0])
-            self._columns = np.arange(len(self.classes_))
-            targets = (labels[:, None] == self.classes_).astype(np.float64)  # of no class: (n, 0)
-            out, scores = self._fit(rows.X, targets, weight)
-            none = np.zeros(INVERSE_TEMPERATURES.size)
-            self._loss = accumulate(none, scores, targets[out].argmax(1), weight[out], forgetting=1.0)[-1]
+            if labels.ndim == 1:
+                other.classes_ = np.unique(labels[weight > 0])
+                other._columns = np.arange(len(other.classes_))
+                labels = (labels[:, None] == other.classes_).astype(np.float64)  # of no class: (n, 0)
+            other._losses = follow(other._losses, *other._fit(rows.X, labels, weight), forgetting=1.0)[-1]
         return self
 
     def partial_fit(
@@ -337,16 +336,20 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         """
         if method not in ("predict", "predict_proba"):
             raise ValueError(f"method must be 'predict' or 'predict_proba', got {method!r}")
-        scores, loss, known = self._learn_labels(X, y, classes, sample_weight)
-        if self._multilabel:
-            return (scores > 0.5).astype(np.int64) if method == "predict" else self._probabilities(scores, loss)[..., 1]
+        with lock_of(self):
+            scores, losses, known = self._learn_labels(X, y, classes, sample_weight)
+            names, outputs = self.classes_, self._columns
+        if losses.ndim == 3:
+            hard = (scores > 0.5).astype(np.int64)
+            return hard if method == "predict" else label_probabilities(scores, losses)[..., 1]
         proba = np.zeros(scores.shape)
-        best: Labels = np.zeros(len(scores), self.classes_.dtype)
+        best: Labels = np.zeros(len(proba), names.dtype)
         best[:] = {"O": "", "M": "NaT", "m": "NaT"}.get(best.dtype.kind, best)
-        for rows, columns in self._column_groups(known):
-            some = scores[rows][:, columns]
-            best[rows] = self.classes_[columns][some.argmax(1)]
-            proba[rows, columns] = probabilities(some, loss[rows])
+        for rows, count in groups(known):
+            columns = np.flatnonzero(outputs < count)
+            some = scores[rows][:, outputs[columns]]
+            best[rows] = names[columns][some.argmax(1)]
+            proba[rows, columns] = probabilities(some, losses[rows]) if method == "predict_proba" else 0.0
         return best if method == "predict" else proba
 
     @locked
@@ -360,7 +363,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
             Labels (n,), or 0 and 1 (n, labels).
         """
         scores = self._scores(X)
-        if self._multilabel:
+        if self._labels:
             return (scores > 0.5).astype(np.int64)
         return self.classes_[scores.argmax(1)]
 
@@ -374,8 +377,8 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         Returns:
             Probabilities (n, classes), in the order of `classes_`; for multilabel targets (n, labels) that each is 1.
         """
-        proba = self._probabilities(self._scores(X), self._loss)
-        return proba[..., 1] if self._multilabel else proba
+        proba = self._probabilities(X)
+        return proba[..., 1] if self._labels else proba
 
     def predict_log_proba(self, X: ArrayLike) -> Floats:
         """Predict the logarithm of the probability of each class.
@@ -399,7 +402,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
             For two classes the log-odds (n,) of `classes_[1]`; for more the log-probabilities (n, classes); for
             multilabel targets the log-odds (n, labels) of 1.
         """
-        log_proba = np.log(self._probabilities(self._scores(X), self._loss))
+        log_proba = np.log(self._probabilities(X))
         return log_proba[..., 1] - log_proba[..., 0] if log_proba.shape[-1] == 2 else log_proba
 
     _EXTRA = ("classes", "columns", "calibration_loss")
@@ -413,10 +416,10 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
                 ).tolist(),
             },
             "columns": self._columns.astype(np.int64),
-            "calibration_loss": self._loss.copy(),
+            "calibration_loss": self._losses.copy(),
         }
 
-    def _load_extra_state(self, state: Entries, outputs: int) -> dict[str, Any]:
+    def _load_extra_state(self, state: Entries, outputs: int) -> None:
         classes = state.entries("classes", {"dtype", "labels"})
         labels = classes.items("labels").values
         if not all(type(label) in (str, bool, int, float) for label in labels):
@@ -433,86 +436,57 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         columns = state.array("columns", (outputs,), np.int64).astype(np.intp)
         if not np.array_equal(np.sort(columns), np.arange(outputs)):
             raise state.damaged("columns", f"each of 0 to {outputs - 1} once", columns.tolist())
-        several = getattr(state["calibration_loss"], "ndim", 0) == 2 and labels == list(range(outputs))  # multilabel
-        shape = (outputs, *INVERSE_TEMPERATURES.shape) if several else INVERSE_TEMPERATURES.shape
-        loss = state.array("calibration_loss", shape, low=0.0)
-        return {"classes_": sorted_labels, "_columns": columns, "_loss": loss}
+        several = getattr(state["calibration_loss"], "ndim", 0) == 2 and labels == list(range(outputs))
+        self._losses = state.array("calibration_loss", no_losses(*[outputs] * several).shape, low=0.0)
+        self.classes_, self._columns = sorted_labels, columns
 
-    def _probabilities(self, scores: Floats, loss: Floats) -> Floats:
-        """The probabilities (n, classes); those (n, labels, 2) of 0 and of 1 for multilabel targets."""
-        return (label_probabilities if self._multilabel else probabilities)(scores, loss)
+    @property
+    def _labels(self) -> bool:
+        """Whether the targets are several independent labels."""
+        return self._losses.ndim == 2
 
     def _scores(self, X: ArrayLike) -> Floats:
         return self._predict(X)[:, self._columns]  # raises NotFittedError before `_columns` is missed
 
+    def _probabilities(self, X: ArrayLike) -> Floats:
+        """The probabilities (n, classes); those (n, labels, 2) of 0 and of 1 for multilabel targets."""
+        scores = self._scores(X)
+        return (label_probabilities if self._labels else probabilities)(scores, self._losses)
+
     def _learn_labels(
         self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None, sample_weight: ArrayLike | None
     ) -> tuple[Floats, Floats, NDArray[np.intp]]:
-        """Learn rows; returns for each the scores and losses before it, and how many classes were known before it."""
-        with self._exclusive():
-            first = not hasattr(self, "_learner")
-            rows, labels, weight = self._check(X, y, sample_weight, reset=first)
+        """Learn rows; returns for each the scores (n, outputs) and losses before it, and the number of outputs."""
+        with DeferredInterrupt(), self._changed() as other:
+            rows, Y, weight = other._check(X, y, sample_weight)
             if self.class_weight == "balanced":
                 raise ValueError(
                     "class_weight must be a dict of weights for partial_fit, got 'balanced': a stream does not tell "
                     "how often each class will come"
                 )
-            weight = weight * self._class_weights(labels)
-            if labels.ndim == 2:
-                return self._learn_multilabel(rows, labels, weight, classes)
-            if first:
-                self.classes_, self._columns = labels[:0], np.empty(0, np.intp)
-                self._loss = np.zeros(INVERSE_TEMPERATURES.size)
-            if classes is not None:
-                self._add_classes(np.unique(classes))
-            told, batch = len(self.classes_), self._batch
-            self._add_classes(labels)
-            codes = np.searchsorted(self.classes_, labels)
-            outputs, count = self._columns[codes], len(self.classes_)
-            output_rows = first_rows(outputs, count)[told:].tolist()
-            scores = self._learn(rows, indicators(outputs, count), weight, told, output_rows)[:, self._columns]
-            seen = np.maximum(np.maximum.accumulate(outputs) + 1, told)  # classes, the row's own among them
-            losses = [self._loss[None]]
-            for some, columns in self._column_groups(seen):
-                places = np.searchsorted(columns, codes[some])
-                made = accumulate(losses[-1][-1], scores[some][:, columns], places, weight[some], self._loss_forgetting)
-                losses.append(made[1:])
-            self._loss = losses[-1][-1]
-            known = np.concatenate([[told], seen])[np.arange(len(labels)) // batch * batch]
-            return scores, np.concatenate(losses)[:-1], known
-
-    def _learn_multilabel(
-        self, rows: Rows, labels: Floats, weight: Floats, classes: ArrayLike | None
-    ) -> tuple[Floats, Floats, NDArray[np.intp]]:
-        """Learn rows of several labels; returns what `_learn_labels` does."""
-        count = labels.shape[1]
-        if classes is not None and not np.array_equal(classes, np.arange(count)):
-            raise ValueError(f"classes must be None or 0 to {count - 1} for this y, got {classes!r}")
-        if not hasattr(self, "_learner"):
-            self._start_labels(count)
-        scores = self._learn(rows, labels, weight, count)
-        losses = accumulate_labels(self._loss, scores, labels, weight, self._loss_forgetting)
-        self._loss = losses[-1]
-        return scores, losses[:-1], np.full(len(labels), count)
-
-    def _column_groups(self, known: NDArray[np.intp]) -> Iterator[tuple[slice, NDArray[np.intp]]]:
-        """Rows for which the same number (n,) of classes is known, and the places of these in `classes_`."""
-        cuts = [*np.flatnonzero(np.diff(known, prepend=0)).tolist(), len(known)]
-        for start, stop in pairwise(cuts):
-            yield slice(start, stop), np.flatnonzero(self._columns < known[start])
-
-    @property
-    def _multilabel(self) -> bool:
-        return self._loss.ndim == 2
-
-    @property
-    def _loss_forgetting(self) -> float:
-        return 1.0 if self.forgetting == "auto" else self.forgetting
-
-    def _start_labels(self, count: int) -> None:
-        """Begin to learn this number of independent labels."""
-        self.classes_ = self._columns = np.arange(count)
-        self._loss = np.zeros((count, INVERSE_TEMPERATURES.size))
+            weight = weight * self._class_weights(Y)
+            if Y.ndim == 2:
+                told, output_rows = Y.shape[1], list[int]()
+                if classes is not None and not np.array_equal(classes, other.classes_):
+                    raise ValueError(f"classes must be None or 0 to {told - 1} for this y, got {classes!r}")
+                seen = np.full(len(Y), told)
+            else:
+                if classes is not None:
+                    other._add_classes(np.unique(classes))
+                told = len(other.classes_)
+                other._add_classes(Y)
+                outputs, count = other._columns[np.searchsorted(other.classes_, Y)], len(other.classes_)
+                Y, output_rows = indicators(outputs, count), first_rows(outputs, count)[told:].tolist()
+                seen = np.maximum(np.maximum.accumulate(outputs) + 1, told)  # outputs, the row's own among them
+            known = np.concatenate([[told], seen])[np.arange(len(Y)) // other._batch * other._batch]
+            scores = other._learn(rows, Y, weight, told, output_rows)
+            losses, forgetting = [other._losses[None]], 1.0 if self.forgetting == "auto" else self.forgetting
+            for some, count in groups(seen):
+                part = scores[some, :count], Y[some, :count], weight[some]
+                losses.append(follow(losses[-1][-1], *part, forgetting)[1:])
+            other._losses = losses[-1][-1]
+        self._learner.tell(len(Y))
+        return scores, np.concatenate(losses)[:-1], known
 
     def _class_weights(self, labels: Labels) -> Floats:
         """The weight (n,) of each row by its class."""
@@ -532,6 +506,10 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
 
     def _add_classes(self, labels: Labels) -> None:
         """Add classes to `classes_`; outputs keep their columns and new ones come last, in order."""
+        if len(self.classes_) and self.classes_.dtype == labels.dtype:
+            places = np.searchsorted(self.classes_[:-1], labels)  # of the last class where it is after all others
+            if (self.classes_[places] == labels).all():
+                return
         if len(self.classes_) and kind_of_labels(self.classes_) != kind_of_labels(labels):
             raise ValueError(
                 f"y has labels of dtype {labels.dtype} where classes_ has {self.classes_.dtype}: "
@@ -545,14 +523,16 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         columns[~old] = len(self._columns) + first.argsort().argsort()
         self.classes_, self._columns = wider, columns
 
-    def _check(
-        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool
-    ) -> tuple[Rows, Labels, Floats]:
+    def _check(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> tuple[Rows, Labels, Floats]:
         shape = y.shape if hasattr(y, "shape") else np.asarray(y).shape
         several = len(shape) == 2 and shape[1] > 1
-        rows, labels, weights = self._check_data(X, y, sample_weight, reset, multi_output=several)
-        if not reset and (shape[1:] != self.classes_.shape if self._multilabel else several):
-            before = f"(n, {len(self.classes_)})" if self._multilabel else "(n,)"
+        rows, labels, weights = self._check_data(X, y, sample_weight, multi_output=several)
+        if self._learner is None:
+            count = shape[1:] if several else ()
+            self.classes_, self._columns = (np.arange(*count),) * 2 if several else (labels[:0], np.empty(0, np.intp))
+            self._losses = no_losses(*count)
+        elif shape[1:] != self.classes_.shape if self._labels else several:
+            before = f"(n, {len(self.classes_)})" if self._labels else "(n,)"
             raise ValueError(f"y must have shape {before} as before, got {shape}")
         if not several:
             for label in labels.tolist() if labels.dtype.kind == "O" else ():
@@ -563,7 +543,8 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
                     )
             if labels.dtype.kind in "mM" and np.isnat(labels).any():
                 raise ValueError("y must hold labels, got NaT: leave rows without a label out")
-            check_classification_targets(labels)
+            if labels.dtype.kind not in "biu" or len(labels) > FEW:
+                check_classification_targets(labels)
             return rows, labels, weights
         labels = dense(labels)
         if not np.isin(labels, (0, 1)).all():

@@ -53,35 +53,36 @@ def probabilities(scores: Floats, losses: Floats) -> Floats:
     return mixture(project_to_simplex(scores), losses)
 
 
+def pairs(scores: Floats) -> list[Floats]:
+    """The scores (n, 2) of 0 and 1 of each of L independent labels, from those (n, L) of 1."""
+    return [np.stack([1 - score, score], 1) for score in scores.T]
+
+
 def label_probabilities(scores: Floats, losses: Floats) -> Floats:
     """The probabilities (n, L, 2) that each of L independent labels is 0 and is 1, from scores (n, L).
 
     Each label has losses of its own: (L, G), or (n, L, G).
     """
-    pairs = [probabilities(pair(scores[:, k]), losses[..., k, :]) for k in range(scores.shape[1])]
-    return np.stack(pairs, 1)
+    return np.stack([probabilities(pair, losses[..., k, :]) for k, pair in enumerate(pairs(scores))], 1)
 
 
-def accumulate_labels(losses: Floats, scores: Floats, Y: Floats, weight: Floats, forgetting: float) -> Floats:
-    """The accumulated losses (n + 1, L, G) of L independent labels, from those (L, G) before the first row."""
-    labels = Y.astype(np.intp)
-    parts = [
-        accumulate(losses[k], pair(scores[:, k]), labels[:, k], weight, forgetting) for k in range(scores.shape[1])
-    ]
-    return np.stack(parts, 1)
+def follow(losses: Floats, scores: Floats, Y: Floats, weight: Floats, forgetting: float) -> Floats:
+    """The accumulated losses before each row and after the last one, from those before the first row.
 
-
-def pair(score: Floats) -> Floats:
-    """The scores (n, 2) of 0 and 1, from those (n,) of 1."""
-    return np.stack([1 - score, score], 1)
+    Losses are (G,) for indicators Y (n, K) of classes, and (L, G) for independent labels. `scores` are predictions made
+    before the rows were learned; `forgetting` multiplies the losses at each row.
+    """
+    if losses.ndim == 1:
+        return accumulate(losses, scores, Y.argmax(1), weight, forgetting)
+    parts = zip(losses, pairs(scores), Y.T.astype(np.intp), strict=True)
+    return np.stack([accumulate(*part, weight, forgetting) for part in parts], 1)
 
 
 def accumulate(losses: Floats, scores: Floats, labels: NDArray[np.intp], weight: Floats, forgetting: float) -> Floats:
-    """The accumulated losses (n + 1, G) before each row and after the last one, from those before the first row.
-
-    `scores` (n, K) are predictions made before the rows were learned; `forgetting` multiplies the losses at each row.
-    """
+    """What `follow` returns for classes by their column numbers (n,)."""
+    steps = weight[:, None] * log_losses(project_to_simplex(scores), labels)
+    if len(steps) == 1:
+        return np.stack([losses, steps[0] + forgetting * losses])
     from scipy.signal import lfilter  # type: ignore[import-untyped]
 
-    steps = weight[:, None] * log_losses(project_to_simplex(scores), labels)
     return lfilter([1.0], [1.0, -forgetting], np.vstack([losses, steps]), axis=0)

@@ -45,12 +45,17 @@ def learn_rows(
 ) -> tuple[Any, Floats]:
     """The learner, or committee, after the rows of X, dense or CSR, and Y in order, and the predictions before each.
 
-    It learns in place, a new one where it is None. `new_inputs` are in the order of their rows; `output_rows` are the
-    rows that need one more output each, beside the learner's and those up to the number `told` before the first row.
-    What a row needs enters with its batch, the rows of which are predicted by a copy without the new output: a
-    prediction is 0 for an output that was not there yet. `learn` learns the rows of a
-    part, in which nothing arrives, and returns the predictions made before.
+    It is the one given where nothing arrives and one call learns all rows or none; else a copy, or a new one for None.
+    `new_inputs` are in the order of their rows; `output_rows` are the rows that need one more output each, beside the
+    learner's and those up to the number `told` before the first row. What a row needs enters with its batch, the rows
+    of which are predicted by a copy without the new output: a prediction is 0 for an output that was not there yet.
+    `learn` learns the rows of a part, in which nothing arrives, and returns the predictions made before.
     """
+    if learner is not None:
+        arrives = new_inputs or output_rows or told > learner.engine.outputs
+        if learner.learns_whole and isinstance(X, np.ndarray) and not arrives:
+            return learner, learn(learner, slice(0, len(Y)), X, Y, weight)
+        learner = learner.copy()
     new_inputs = [new._replace(row=new.row // batch * batch) for new in new_inputs]
     output_rows = [row // batch * batch for row in output_rows]
     known_inputs, known = (0, 0) if learner is None else (learner.engine.inputs, learner.engine.outputs)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sepsa.interrupt import whole_change
+from sepsa.interrupt import DeferredInterrupt, whole_change
 from sepsa.learner.arithmetic.robust import HUGE
 from sepsa.learner.engine import Engine
 from sepsa.learner.memory.parts import Floats
@@ -59,7 +59,8 @@ class StreamLearner:
     """
 
     order: NDArray[np.intp] | None = None  # the input in each place of the engine; None: as they come
-    _names: Sequence[Any] | None = None
+    names: Sequence[Any] | None = None
+    learns_whole = True  # a call of `learn` that fails has learned nothing
     _untold = 0  # rows since it was looked whether many are bounded
 
     def __init__(
@@ -74,15 +75,15 @@ class StreamLearner:
         tells: bool = True,
         **options: Any,
     ) -> None:
-        self._names, self.tells = names, tells
+        self.names, self.tells = names, tells
         self.regression, self.options = regression, options
         self.missing = one_of("missing", missing, ("auto", "zero", "mean"))
         # Drawn once, because the warm-up starts from the same body several times.
         self.seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
         self.engine = self._new_engine(inputs, outputs)
         self.offset = np.zeros(outputs)
-        self._rows = 0
-        # The first `rows` of these are the first rows, while the scales are not fixed; then they are empty.
+        self.rows = 0  # learned, as far as they determine scales
+        # The first rows, while the scales are not fixed.
         self._X: Floats = np.empty((0, inputs))
         self._Y: Floats = np.empty((0, outputs))
         self._weight: Floats = np.empty(0)
@@ -95,11 +96,6 @@ class StreamLearner:
         return engine
 
     @property
-    def rows(self) -> int:
-        """Rows learned, as far as they determine scales; the engine counts a row in the call that learns it."""
-        return self._rows if self._rows >= WARM_UP else max(self._rows, self.engine.steps)
-
-    @property
     def warm(self) -> bool:
         """Whether the scales are fixed."""
         return self.rows >= WARM_UP
@@ -107,7 +103,6 @@ class StreamLearner:
     def copy(self) -> StreamLearner:
         """Another learner in the same state."""
         other = copy.copy(self)  # which shares arrays that are replaced, never written to
-        other._X, other._Y, other._weight = self._X.copy(), self._Y.copy(), self._weight.copy()
         other.engine = self.engine.copy()
         return other
 
@@ -115,26 +110,25 @@ class StreamLearner:
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain data; a learner that loads it continues bit for bit."""
-        X, Y, weight = self._first_rows()
         return {
             "regression": self.regression,
             "seed": self.seed,
             "rows": self.rows,
             "offset": self.offset.copy(),
-            "warm_up": {"X": X.copy(), "Y": Y.copy(), "weight": weight.copy()},
+            "warm_up": {"X": self._X.copy(), "Y": self._Y.copy(), "weight": self._weight.copy()},
             "engine": self.engine.state_dict(),
             "order": None if self.order is None else self.order.astype(np.int64),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], entry: str = "state_dict") -> None:
         """Continue from the result of `state_dict`; a ValueError names the wrong entry and changes nothing."""
-        new = schema.read(entry, state_dict, {"regression", "seed", "rows", "offset", "warm_up", "engine", "order"})
+        new = schema.read(entry, state_dict, set(self.state_dict()))
         new.equal("regression", self.regression)
         with whole_change(self) as other:
             other.engine.load_state_dict(new["engine"], new.path("engine"))
             d, m = other.engine.inputs, other.engine.outputs
             other.seed = new.integer("seed")
-            other._rows = new.integer("rows")
+            other.rows = new.integer("rows")
             other.offset = new.array("offset", (m,))
             first = new.entries("warm_up", {"X", "Y", "weight"})
             n = 0 if other.warm else other.rows
@@ -143,28 +137,30 @@ class StreamLearner:
             other._weight = first.array("weight", (n,), low=0.0)
             other.order = None if new["order"] is None else new.array("order", (d,), np.int64).astype(np.intp)
             learned = other.warm or len(other._X) > 0
-            if (other.order is None) != (self._names is None or not learned):
-                raise new.damaged("order", f"{'None' if self._names is None else 'an array'} here", new["order"])
+            if (other.order is None) != (self.names is None or not learned):
+                raise new.damaged("order", f"{'None' if self.names is None else 'an array'} here", new["order"])
             if other.order is not None and not np.array_equal(np.sort(other.order), np.arange(d)):
                 raise new.damaged("order", f"each of 0 to {d - 1} once", other.order.tolist())
 
     # ------------------------------------------------------------------ learning
-
-    def _first_rows(self) -> tuple[Floats, Floats, Floats]:
-        """X, Y and weight of the rows by which scales are computed; empty once these are fixed."""
-        n = min(self.rows, len(self._X))
-        return self._X[:n], self._Y[:n], self._weight[:n]
 
     def learn(self, X: Floats, Y: Floats, weight: Floats | None = None) -> Floats:
         """Learn rows in order; returns the predictions (n, outputs) made before each batch was learned."""
         weight = np.ones(len(X)) if weight is None else weight
         if self.warm:
             out = self._engine_learn(X, Y, weight)
+        elif self.rows and self.rows + len(X) < self._due and len(X) <= self.engine.batch_size:
+            with DeferredInterrupt():  # one step, which is refused before any change
+                out = self._learn_first_rows(X, Y, weight)
         else:
             with whole_change(self) as other:
                 out = other._learn_first_rows(X, Y, weight)
-        self.tell(len(X))
         return out
+
+    @property
+    def _due(self) -> int:
+        """The number of rows at which the scales are computed again, the next power of two."""
+        return 1 << self.rows.bit_length()
 
     @property
     def hardly_outliers(self) -> str:
@@ -187,8 +183,7 @@ class StreamLearner:
         batch = self.engine.batch_size
         at = 0
         while at < len(X) and not self.warm:
-            first = self._first_rows()
-            due = 1 << self.rows.bit_length()  # the next power of two
+            first, due = (self._X, self._Y, self._weight), self._due
             some = slice(at, min(len(X), at + max(batch, -(-(due - self.rows) // batch) * batch)))
             seen = weight[some] > 0
             if self.rows == 0 and self.regression and seen.any():
@@ -201,7 +196,7 @@ class StreamLearner:
             self._X, self._Y, self._weight = (
                 np.concatenate([old, new[some][seen]]) for old, new in zip(first, (X, Y, weight), strict=True)
             )
-            before, self._rows = len(first[0]), len(self._X)
+            before, self.rows = len(first[0]), len(self._X)
             if before < ROWS_TO_RECOGNIZE <= self.rows and scaled_as_they_came(self._X[:ROWS_TO_RECOGNIZE]):
                 warnings.warn(
                     "the first rows look like the output of a running scaler, such as River's StandardScaler; its "
@@ -222,8 +217,8 @@ class StreamLearner:
         """Learn all first rows from the start, at their common scales."""
         losses = self.engine.calibration_losses
         self.engine = self._new_engine(self.engine.inputs, self.engine.outputs)
-        if self._names is not None:
-            self.order = order_of_columns(self._X, self._names)
+        if self.names is not None:
+            self.order = order_of_columns(self._X, self.names)
         self._fit_scales(self._in_order(self._X), self._Y, self._weight)
         self._engine_learn(self._X, self._Y, self._weight)
         self.engine.calibration_losses[:] = losses  # of predictions made before the rows were learned at all
@@ -272,7 +267,7 @@ class StreamLearner:
 
     def fit_scales(self, X: Any, Y: Floats, weight: Floats) -> None:
         """Fix the scales by all these rows, dense or sparse, before any is learned; `learn` takes them in any order."""
-        self._rows = max(WARM_UP, len(Y))
+        self.rows = max(WARM_UP, len(Y))
         if self.regression and not self.engine.robust:
             self.offset = moments(Y, weight)[0]
         self._fit_scales(X, Y, weight)
@@ -309,30 +304,12 @@ class StreamLearner:
         return self.engine.noise_variance()
 
     def learn_row(self, x: Sequence[float], y: Sequence[float], weight: float = 1.0) -> None:
-        """Learn one row of a positive weight, at little more than the cost of the kernel."""
-        ordered = self._names is not None or self.order is not None
-        if ordered or (self._rows < WARM_UP and not self._learn_first_row(x, y, weight)):
-            self.learn(np.array([x], np.float64), np.array([y], np.float64), np.array([weight], np.float64))
-        elif self._rows >= WARM_UP:
+        """Learn one row of a positive weight, once the scales are fixed at little more than the cost of the kernel."""
+        if self.warm and self.order is None:
             self.engine.learn_row(x, map(sub, y, self.offset.tolist()), weight)
-            self.tell(1)
-
-    def _learn_first_row(self, x: Sequence[float], y: Sequence[float], weight: float) -> bool:
-        """Learn one of the first rows without copying the engine; returns whether that was done.
-
-        It is not done at the rows after which the scales are fitted. The row is stored behind the counted ones, and
-        counts once the engine has learned it.
-        """
-        n = self.rows
-        if n & (n + 1) == 0 or self.engine.steps != n:
-            return False
-        if n == min(len(self._X), len(self._Y), len(self._weight)):
-            self._X, self._Y, self._weight = (np.resize(a, (2 * n, *a.shape[1:])) for a in self._first_rows())
-        self._X[n], self._Y[n], self._weight[n] = x, y, weight
-        if self.engine.robust:
-            y = [min(max(value, -HUGE), HUGE) for value in y]
-        self.engine.learn_row(x, map(sub, y, self.offset.tolist()), weight)
-        return True
+        else:
+            self.learn(np.array([x], np.float64), np.array([y], np.float64), np.array([weight], np.float64))
+        self.tell(1)
 
     def predict_row(self, x: Sequence[float]) -> list[float]:
         """The prediction for one row, at little more than the cost of the kernel; threads may call it at once."""
@@ -376,16 +353,15 @@ class StreamLearner:
         old, added, more = self.engine.inputs, len(new_inputs), outputs - self.engine.outputs
         if not added and more <= 0:
             return
-        X, Y, _ = self._first_rows()
         with whole_change(self) as other:
             if added:
                 mean, scale, typical = np.array(new_inputs, np.float64).T
                 other.engine.resize(old + added, self.engine.outputs)
                 other.engine.set_scaling(mean, scale, typical, first=old)
-                other._X = np.pad(X, [(0, 0), (0, added)], constant_values=np.nan)
+                other._X = np.pad(self._X, [(0, 0), (0, added)], constant_values=np.nan)
                 other.order = None if self.order is None else np.append(self.order, np.arange(old, old + added))
             if more > 0:
                 other.engine.resize(old + added, outputs)
                 if not self.regression:
                     other.engine.set_output_weights(1.0)
-                other.offset, other._Y = np.pad(self.offset, (0, more)), np.pad(Y, [(0, 0), (0, more)])
+                other.offset, other._Y = np.pad(self.offset, (0, more)), np.pad(self._Y, [(0, 0), (0, more)])

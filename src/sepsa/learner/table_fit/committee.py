@@ -18,10 +18,11 @@ LARGEST_INFLATION = 1e6
 class Committee:
     """The mean of several learners; each learns every row that the committee learns.
 
-    An error in `learn` or `grow` may leave some members with the rows and others without: let a copy learn, which
-    costs as much as a row.
+    An error in `learn` or `grow` may leave some members with the rows and others without: let a copy learn.
     `inflation` is the factor c in the variance σ² (1 + c φᵀBφ) of a target (`sepsa.learner.table_fit.batch_fit`).
     """
+
+    learns_whole = False
 
     def __init__(self, members: list[StreamLearner], inflation: int = 1) -> None:
         self.members, self.inflation = members, inflation
@@ -36,6 +37,10 @@ class Committee:
     def learn(self, X: Floats, Y: Floats, weight: Floats | None = None) -> Floats:
         """Learn rows in order; returns the predictions (n, outputs) made before."""
         return np.mean([member.learn(X, Y, weight) for member in self.members], axis=0)
+
+    def tell(self, rows: int) -> None:
+        """Warn once where many rows are bounded."""
+        self.members[0].tell(rows)
 
     def predict(self, X: Floats) -> Floats:
         """The predictions (n, outputs)."""
@@ -63,11 +68,12 @@ class Committee:
     def state_dict(self) -> dict[str, Any]:
         """The state as plain data; a committee that loads it continues bit for bit."""
         states = [member.state_dict() for member in self.members]
-        return {"inflation": self.inflation, "count": len(states), "members": states}
+        loss = "huber" if self.engine.robust else "squared"
+        return {"inflation": self.inflation, "loss": loss, "count": len(states), "members": states}
 
     def load_state_dict(self, state_dict: dict[str, Any], entry: str = "state_dict") -> None:
         """Continue from the result of `state_dict`, with its number of members; a ValueError changes nothing."""
-        new = schema.read(entry, state_dict, {"inflation", "count", "members"})
+        new = schema.read(entry, state_dict, {"inflation", "loss", "count", "members"})
         states = new.items("members", new.integer("count", 1))
         inflation = round(new.number("inflation", 1.0, LARGEST_INFLATION))
         members = [self.members[0].copy() for _ in states.values]
