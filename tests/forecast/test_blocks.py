@@ -13,8 +13,9 @@ from sklearn.base import clone
 
 from breaking.damage import same
 from sepsa import SepSAForecaster, SepSARegressor
-from sepsa.forecast.block_rows import BlockPlan, between, phase, row_numbers
+from sepsa.forecast.block_rows import BlockPlan, Calendar, between, phase
 from sepsa.forecast.grids import Grid
+from sepsa.forecast.model import Settings
 
 HOUR = 3600.0
 MONDAY = datetime(2026, 1, 5)
@@ -128,7 +129,7 @@ def test_days_of_daylight_saving_have_23_and_25_hours_and_the_days_after_begin_a
     assert [time.hour for time in model.times()] == y[24 * 4 :][: min(count, 24)].tolist()
     model.update(y[24 * 4 : 24 * 4 + count], times=times[24 * 4 : 24 * 4 + count])
     assert model.times()[0].hour == 0
-    values = model._history.Y[-1, :, 0]
+    values = model._window.model.Y[-1, :, 0]
     np.testing.assert_array_equal(
         values, np.where(np.arange(24) == 2, np.nan, np.arange(24)) if count == 23 else np.arange(24)
     )
@@ -138,19 +139,22 @@ def test_rows_are_numbered_from_midnight_of_a_monday_or_from_january():
     monday = (MONDAY - datetime(1970, 1, 1)).total_seconds()
     first = int((monday - 4 * 86400) / HOUR)
     assert first % 168 == 0
-    assert row_numbers(Grid("seconds", HOUR, monday), [0, 25], True, None).tolist() == [first, first + 25]
-    assert row_numbers(Grid("seconds", HOUR, 5 * HOUR + 3), [0, 1], False, None).tolist() == [5, 6]
-    assert row_numbers(Grid("months", 1.0, monday), [0], True, None)[0] % 12 == 0
-    assert row_numbers(Grid("months", 3.0, monday), [0, 1], True, None).tolist() == [224, 225]
-    assert row_numbers(Grid("business days", 1.0, monday), [0], True, None)[0] % 5 == 0
-    assert row_numbers(None, [3, 4], True, None).tolist() == [3, 4]
+    assert Calendar(Grid("seconds", HOUR, monday), True).numbers([0, 25]).tolist() == [first, first + 25]
+    assert Calendar(Grid("seconds", HOUR, 5 * HOUR + 3)).numbers([0, 1]).tolist() == [5, 6]
+    assert Calendar(Grid("months", 1.0, monday), True).numbers([0])[0] % 12 == 0
+    assert Calendar(Grid("months", 3.0, monday), True).numbers([0, 1]).tolist() == [224, 225]
+    assert Calendar(Grid("business days", 1.0, monday), True).numbers([0])[0] % 5 == 0
+    assert Calendar(None, True).numbers([3, 4]).tolist() == [3, 4]
 
 
 def test_a_plan_has_the_last_three_blocks_and_whole_seasons():
-    assert BlockPlan.of(24, 24, "auto", (24.0, 168.0), False).lags == (1, 2, 3, 7)
-    assert BlockPlan.of(24, 24, 100, (), False).lags == (1, 2, 3, 4, 5)
-    assert BlockPlan.of(10, 24, "auto", (24.0, 168.0), False).lags == (1, 2, 3)
-    plan = BlockPlan.of(7, 14, "auto", (7.0, 365.25), True)
+    def plan_of(every, horizon, lags, seasons, ahead=False):
+        return BlockPlan.of(Settings(1, 0, horizon, lags, "auto", (1.0,), 30.0, ahead, every=every), seasons)
+
+    assert plan_of(24, 24, "auto", (24.0, 168.0)).lags == (1, 2, 3, 7)
+    assert plan_of(24, 24, 100, ()).lags == (1, 2, 3, 4, 5)
+    assert plan_of(10, 24, "auto", (24.0, 168.0)).lags == (1, 2, 3)
+    plan = plan_of(7, 14, "auto", (7.0, 365.25), True)
     assert (plan.lags, plan.seasons, plan.reach, plan.input_lags) == ((1, 2, 3, 52), (365.25 / 7,), 2, (1, 52))
     np.testing.assert_array_equal(phase(9, 7.0), np.arange(7) == 2)
     np.testing.assert_allclose(phase(53, 52.5) @ phase(53, 52.5), 1.0)
@@ -165,10 +169,10 @@ def test_missing_hours_and_inputs_are_missing_to_the_learner_and_nothing_is_lost
     gaps[24 * 7 : 24 * 8 - 2] = np.nan  # all but two hours: not learned
     unknown[24 * 9 + 5] = np.nan
     model = blocks(seasons=(168,)).update(gaps, unknown)
-    assert model._history.blocks == 12
+    assert model._window.model.blocks == 12
     assert np.isfinite(model.predict(X=np.where(np.arange(24) == 3, np.nan, X[:24, 0])[:, None])).all()
     assert np.isfinite(blocks(seasons=(168,)).fit(gaps, unknown).predict(X=X[:24])).all()
-    np.testing.assert_array_equal(model._history.Y[-7, :22, 0], np.full(22, np.nan))
+    np.testing.assert_array_equal(model._window.model.Y[-7, :22, 0], np.full(22, np.nan))
 
 
 def test_a_gap_of_days_moves_the_blocks_on_and_forecasts_keep_their_level():
@@ -257,7 +261,7 @@ def test_a_value_far_outside_all_before_is_missing_and_several_are_a_new_level(w
         model = blocks(seasons=(24, 168))
         with pytest.warns(UserWarning, match=f"^y up to {said} are far outside .* call fit with NaN in their place$"):
             getattr(model, way)(values, X, times=hours(len(y)))
-        assert np.nanmax(model._history.Y[-1]) > 9e3
+        assert np.nanmax(model._window.model.Y[-1]) > 9e3
 
 
 def test_a_constant_is_as_far_out_as_its_size_and_zeros_say_nothing_of_it():
@@ -266,7 +270,7 @@ def test_a_constant_is_as_far_out_as_its_size_and_zeros_say_nothing_of_it():
     rare[-3] = 2.0
     model, other = (blocks(known_ahead=False).update(each) for each in (y, rare))
     assert (model.outliers_, model.predict().tolist()) == (1, [5.0] * 24)
-    assert other._history.Y[-1, -3, 0] == 2.0
+    assert other._window.model.Y[-1, -3, 0] == 2.0
 
 
 @pytest.mark.parametrize("way", ["fit", "update"])
@@ -360,10 +364,11 @@ def test_a_clone_has_the_options_and_no_rows():
 def test_an_error_inside_a_call_leaves_the_forecaster_as_it_was(monkeypatch):
     y, X = day_series(9)
     model = blocks(seasons=(168,)).update(y[:150], X[:150])
-    before, learn = model.state_dict(), SepSARegressor.prequential
+    before, learn, calls = model.state_dict(), SepSARegressor.prequential, []
 
     def fail(self, *rows):
-        if model._history.blocks == 7:
+        calls.append(rows)
+        if len(calls) == 2:
             raise MemoryError("no more")
         return learn(self, *rows)
 
@@ -381,12 +386,13 @@ def test_a_damaged_state_is_refused_by_its_name_and_changes_nothing():
     model = SepSAForecaster(4, every=4, seasons=(12,)).update(y[:50])
     good = model.state_dict()
     blocks_of = good["model"]
-    kept, few = blocks_of["kept"], blocks_of["kept"].copy()
-    few[..., 1] *= -5.0  # numbers of values
+    counts, kept = blocks_of["counts"], blocks_of["kept"]
     wrong = {
-        "place": [blocks_of["place"][:4], [*blocks_of["place"][:4], 2, 0], [0, -1, *blocks_of["place"][2:]], [0] * 8],
-        "kept": [kept[:, :, :3], np.full_like(kept, 1e300), kept[:, :0], few, kept[1:], None],
-        "residuals": [blocks_of["residuals"][:, :, :1], np.zeros((999, 1, 4))],
+        "counts": [counts[:4], [*counts[:4], 2, 0], [0, -1, *counts[2:]], [0] * 8],
+        "kept": [kept[:, :, :0], np.full_like(kept, 1e300), kept[:, :3], np.concatenate([kept, kept]), None],
+        "quantiles": [blocks_of["quantiles"][:, :, :1], -blocks_of["quantiles"]],
+        "size": [-blocks_of["size"] - 1.0],
+        "judged": [blocks_of["judged"] - 1000, blocks_of["judged"] + 0.5],
         "seen": [np.zeros(2), np.full((2, 1), 0.5)],
         "missed": [blocks_of["missed"][:1], np.full_like(blocks_of["missed"], np.nan)],
         "learner": [None, {}, SepSARegressor(random_state=0).partial_fit(X[:5], y[:5]).state_dict()],
@@ -395,7 +401,13 @@ def test_a_damaged_state_is_refused_by_its_name_and_changes_nothing():
         for value in values:
             with pytest.raises(ValueError, match=f"state_dict.*{name}"):
                 model.load_state_dict(good | {"model": blocks_of | {name: value}})
-    for other in ({"lags": 0}, {"lags": 3}, {"seasons": [1.0]}, {"first": good["first"] | {"points": [3]}}):
+    first = good["first"]
+    for other in (
+        {"origin": 0.5},
+        {"seasons": [1.0]},
+        {"first": first | {"points": [3]}},
+        {"first": first | {"Y": kept[0]}},
+    ):
         with pytest.raises(ValueError, match="state_dict"):
             model.load_state_dict(good | other)
     for options, words in (({}, "state_dict"), ({"every": 4, "start": 1}, r"\['start'\] must be 1, .* got 0")):

@@ -26,7 +26,7 @@ def placed(times, step=None):
     clock.begin(moments)
     for at in moments.seconds:
         place = clock.place(float(at), rows)
-        rows = rows if place.points is None else int(place.points[-1]) + 1
+        rows = rows if place.points is None else int(np.ptp(place.points)) + 1
         rows += sum(gap + 1 for gap in place.gaps)
     return clock, rows
 

@@ -268,6 +268,30 @@ def test_wrong_options_a_longer_horizon_and_no_row_are_named():
         model.forecast(5)
 
 
+@pytest.mark.parametrize(("learned", "at"), [(40, 1), (40, 2), (40, 3), (2100, 1), (2100, 2)])
+def test_an_error_inside_a_call_leaves_clock_and_model_as_they_were(learned, at, monkeypatch):
+    """Rows are learned in several steps: again as the warm-up goes on, and before and after a long gap."""
+    Y = series(learned + 300)
+    times = HOUR * (np.arange(len(Y)) + 600 * (np.arange(len(Y)) > learned + 100))
+    model = forecaster()
+    model.update(Y[:learned], times=times[:learned])
+    before, learn, calls = model.state_dict(), ForecastModel.learn, []
+
+    def fail(self, *rows):
+        calls.append(rows)
+        if len(calls) == at:
+            raise MemoryError("no more")
+        return learn(self, *rows)
+
+    monkeypatch.setattr(ForecastModel, "learn", fail)
+    with pytest.raises(MemoryError):
+        model.update(Y[learned:], times=times[learned:])
+    assert same(model.state_dict(), before)
+    monkeypatch.undo()
+    whole = forecaster().update(Y, times=times)
+    assert same(model.update(Y[learned:], times=times[learned:]).state_dict(), whole.state_dict())
+
+
 def test_outliers_are_bounded_and_a_new_level_is_followed():
     Y = series(1200, 1)[:, 0]
     clean = forecaster().prequential(Y)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sepsa.forecast.grids import BUSINESS, DAY, MONTHS, Grid, day_of, month_of
+from sepsa.forecast.model import Settings
 from sepsa.forecast.times import local_seconds
 from sepsa.learner.memory.parts import Floats
 
@@ -23,25 +24,30 @@ EARLY = 0.25  # of a step: a row that comes by less before its time is in time
 Numbers: TypeAlias = NDArray[np.int64]
 
 
-def row_numbers(grid: Grid | None, points: Any, dated: bool, zone: tzinfo | None) -> Numbers:
-    """The numbers of rows at these points of the grid, so that 0 is at midnight of a Monday, or begins a year.
+class Calendar(NamedTuple):
+    """A grid, whether its times are dates, and their zone."""
 
-    They go by local time: where daylight saving begins a number is left out, and where it ends one comes twice. Without
-    a grid a row's number is its point; the numbers of times that are no dates start at time 0.
-    """
-    numbers: Numbers = np.asarray(points, np.int64)
-    if grid is None:
-        return numbers
-    if grid.unit == MONTHS:
-        numbers = numbers + month_of(grid.origin) // int(grid.step)
-    elif grid.unit == BUSINESS:
-        numbers = numbers + int(np.busday_count(day_of(MONDAY), day_of(grid.origin)))
-    else:
+    grid: Grid | None
+    dated: bool = False
+    zone: tzinfo | None = None
+
+    def numbers(self, points: Any) -> Numbers:
+        """The numbers of rows at these points, so that 0 is at midnight of a Monday, or begins a year.
+
+        They go by local time: where daylight saving begins a number is left out, and where it ends one comes twice.
+        Without a grid a row's number is its point; the numbers of times that are no dates start at time 0.
+        """
+        numbers, grid = np.asarray(points, np.int64), self.grid
+        if grid is None:
+            return numbers
+        if grid.unit == MONTHS:
+            return numbers + month_of(grid.origin) // int(grid.step)
+        if grid.unit == BUSINESS:
+            return numbers + int(np.busday_count(day_of(MONDAY), day_of(grid.origin)))
         walls = grid.origin + numbers * grid.step
-        if zone is not None and grid.step < DAY:
-            walls = np.array([local_seconds(at, zone) for at in walls.ravel().tolist()]).reshape(walls.shape)
-        numbers = np.floor((walls - MONDAY * dated) / grid.step + EARLY).astype(np.int64)
-    return numbers
+        if self.zone is not None and grid.step < DAY:
+            walls = np.array([local_seconds(at, self.zone) for at in walls.ravel().tolist()]).reshape(walls.shape)
+        return np.floor((walls - MONDAY * self.dated) / grid.step + EARLY).astype(np.int64)
 
 
 class BlockPlan(NamedTuple):
@@ -54,14 +60,16 @@ class BlockPlan(NamedTuple):
     ahead: bool  # whether the exogenous inputs of the rows to forecast are known
 
     @classmethod
-    def of(cls, every: int, horizon: int, lags: int | str, seasons: Sequence[float], ahead: bool) -> BlockPlan:
-        """The plan for so many last rows, or "auto", and these seasons in rows.
+    def of(cls, settings: Settings, seasons: Sequence[float]) -> BlockPlan:
+        """The plan for these seasons in rows; by the lags of the settings for so many last rows.
 
         A season of some blocks must be a whole number of them; one of more than INDICATORS is rounded.
         """
+        every, lags = settings.every, settings.lags
         whole = tuple(s / every for s in seasons if s > every and (s % every == 0 or s > INDICATORS * every))
         last = LAST if isinstance(lags, str) else range(1, math.ceil(lags / every) + 1)
-        return cls(every, horizon, tuple(sorted({*last, *(round(s) for s in whole)})), whole, ahead)
+        known = tuple(sorted({*last, *(round(s) for s in whole)}))
+        return cls(every, settings.horizon, known, whole, settings.known_ahead)
 
     @property
     def reach(self) -> int:
@@ -126,11 +134,12 @@ def between(targets: Floats) -> Floats:
     return out
 
 
-def check_width(plan: BlockPlan, series: int, exogenous: int) -> None:
+def check_width(plan: BlockPlan, settings: Settings) -> None:
     """Raise a ValueError where the rows of a plan are wider than the learner takes."""
-    width = plan.width(series, exogenous)
+    width = plan.width(settings.series, settings.exogenous)
     if width > MOST_INPUTS:
         raise ValueError(
-            f"every must be such that the last {len(plan.lags)} blocks of {series} series and {exogenous} inputs make "
-            f"at most {MOST_INPUTS} inputs, got {plan.every}, which makes {width}: give fewer lags, or longer steps"
+            f"every must be such that the last {len(plan.lags)} blocks of {settings.series} series and "
+            f"{settings.exogenous} inputs make at most {MOST_INPUTS} inputs, got {plan.every}, which makes {width}: "
+            "give fewer lags, or longer steps"
         )

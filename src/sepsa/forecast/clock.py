@@ -41,14 +41,13 @@ class Place(NamedTuple):
 
     `gaps` are those of the waiting rows, if they are confirmed, and of the row itself; empty for a row that waits.
     `dropped` rows that waited were wrong. `points` are new points of all rows
-    so far, where the grid has been corrected to `grid`. `point` is that of the last row placed.
+    so far, where the grid has been corrected to `grid`.
     """
 
     gaps: tuple[int, ...]
     dropped: int = 0
     points: Any = None
     grid: Grid | None = None
-    point: int = 0
 
 
 def leap(rows: int) -> int:
@@ -221,7 +220,7 @@ class Clock:
         if points[-1] - points[0] >= HISTORY:
             return None
         self.grid, self.last = grid, int(points[-1])
-        return points - points[0]
+        return points
 
     def local(self, at: float) -> float:
         """Seconds since 1970 in the time of the grid, from those of UTC."""

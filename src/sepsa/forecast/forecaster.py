@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sepsa.forecast import show
+from sepsa.forecast.block_rows import Calendar
 from sepsa.forecast.clock import HISTORY, Clock, Place
-from sepsa.forecast.history import IMAGINED, MOST_LAGS, History, Purpose
-from sepsa.forecast.model import KNOWN, ForecastModel, Settings, interval, quantile
+from sepsa.forecast.model import KNOWN, Settings, interval, quantile
 from sepsa.forecast.rows import (
     ONLY,
     Ahead,
@@ -28,6 +28,7 @@ from sepsa.forecast.rows import (
 )
 from sepsa.forecast.seasons import check_seasons
 from sepsa.forecast.times import Moments, Time, Times, read_times
+from sepsa.forecast.window import FORECASTS, IMAGINED, MOST_LAGS, NOTHING, QUANTILES, Window
 from sepsa.interrupt import DeferredInterrupt, locked, new_lock
 from sepsa.learner.arithmetic.robust import HUGE
 from sepsa.learner.memory.parts import Floats
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
     from typing import Self
 
     from matplotlib.axes import Axes
-
-    from sepsa.forecast.blocks import BlockHistory
 
 LARGEST = {"horizon": 2000, "lags": MOST_LAGS}
 NO_ROW = "the forecaster has learned no row yet: call fit, learn_one or prequential first"
@@ -151,31 +150,31 @@ class SepSAForecaster(Saves):
         self._frame = ""  # "pandas" or "polars" where rows came in its frames
         self._column = ""  # the column of the first frame that had the times
         self._clock = Clock(self.step)
-        self._history = self._new_history()
+        self._window = self._new_window()
         self._waiting: list[tuple[Floats, Floats]] = []  # rows after a leap in time
         self._refused = 0
 
-    def _new_history(self) -> History | BlockHistory:
-        """The history of the series and inputs that are named."""
-        forgetting, m, q = tuple(map(float, self.forgetting)), len(self._names or ()), len(self._inputs)
-        settings = Settings(m, q, self.horizon, 0, (), forgetting, self.ridge, self.known_ahead, self._limits)
-        if self.every == 1:
-            return History(settings, self.lags, self.seasons)
-        from sepsa.forecast.blocks import BlockHistory  # needs scikit-learn
-
-        return BlockHistory(
-            settings,
-            self.every,
-            self.start,
+    def _new_window(self) -> Window:
+        """A window for the series and inputs that are named."""
+        settings = Settings(
+            len(self._names or ()),
+            len(self._inputs),
+            self.horizon,
             self.lags,
             self.seasons,
+            tuple(map(float, self.forgetting)),
+            self.ridge,
+            self.known_ahead,
+            self._limits,
+            self.every,
+            self.start,
             self.seed,
-            self._clock,
         )
+        return Window(settings, self._clock)
 
     @property
-    def _model(self) -> ForecastModel | BlockHistory | None:
-        return self._history.model
+    def _model(self) -> Any:
+        return self._window.model
 
     def _get_params(self) -> dict[str, Any]:
         return plain_values({name: getattr(self, name) for name in OPTIONS})
@@ -225,7 +224,7 @@ class SepSAForecaster(Saves):
     @property
     def rows(self) -> int:
         """The number of rows so far, including rows in gaps."""
-        return self._history.rows
+        return self._window.rows
 
     @property
     def outliers_(self) -> int:
@@ -349,7 +348,7 @@ class SepSAForecaster(Saves):
         ahead = self.known_ahead if known_ahead is None else known_ahead
         if self.every > 1 and ahead != self.known_ahead:
             raise ValueError("known_ahead must be given to SepSAForecaster where it has every, got it for this call")
-        table, made, quantiles = self._learn_table(Y, X, times, "forecasts", coverage is not None, ahead)
+        table, made, quantiles = self._learn_table(Y, X, times, FORECASTS if coverage is None else QUANTILES, ahead)
 
         def shaped(array: Floats) -> Floats:
             array = array[step - 1 :: step, ..., :steps]
@@ -361,18 +360,12 @@ class SepSAForecaster(Saves):
         return shaped(made), shaped(low), shaped(high)
 
     def _learn_table(
-        self,
-        Y: ArrayLike,
-        X: ArrayLike | None,
-        times: Times | None,
-        purpose: Purpose,
-        intervals: bool = False,
-        ahead: bool = False,
+        self, Y: ArrayLike, X: ArrayLike | None, times: Times | None, tell: int, ahead: bool = False, fit: bool = False
     ) -> tuple[Table, Floats, Floats]:
         """Learn the rows of a table; returns it, and what `_take` does."""
-        table, E, inputs = self._read(Y, X, times)
         with self._lock, DeferredInterrupt():
-            return table, *self._take(table, E, inputs, purpose, intervals, ahead)
+            table, E, inputs = self._read(Y, X, times)
+            return table, *self._take(table, E, inputs, tell, ahead, fit)
 
     def _read(self, Y: ArrayLike, X: ArrayLike | None, times: Times | None) -> tuple[Table, Floats, list[Hashable]]:
         """The rows of Y and X, in the order of the names so far."""
@@ -403,32 +396,32 @@ class SepSAForecaster(Saves):
         table: Table,
         E: Floats,
         inputs: list[Hashable],
-        purpose: Purpose = "learn",
-        intervals: bool = False,
+        tell: int = NOTHING,
         ahead: bool = False,
+        fit: bool = False,
     ) -> tuple[Floats, Floats]:
-        """Learn rows; returns the forecasts made after each (n, m, H), and their quantiles (n, levels, m, H)."""
-        clock, before, Y = self._clock.copy(), vars(self).copy(), table.values
-        plan = None if table.times is None else self._plan(clock, table.times)
+        """Learn rows; returns the forecasts made after each (n, m, H), and their quantiles (n, levels, m, H).
+
+        An object beside this one learns them, and this one becomes it: an error changes nothing.
+        """
+        other, Y = self._beside(), table.values
+        clock = other._clock = self._clock.copy()
+        plan = None if table.times is None else other._plan(clock, table.times)
+        if self._names is None:
+            other._names, other._inputs, other._flat = table.names, inputs, table.names == [ONLY]
+            other._frame, other._column = table.frame, table.clock
+            other._window = other._new_window()
+        alone = plan is None or all(one.gaps == (0,) and one.points is None and not one.dropped for one in plan)
+        other._window = other._window.begun(fit, len(Y) if alone else None)
         if plan is None:
             clock.proceed(len(Y))
-        if self._names is None:
-            self._names, self._inputs, self._flat = table.names, inputs, table.names == [ONLY]
-            self._frame, self._column, self._clock = table.frame, table.clock, clock
-            self._history = self._new_history()
-        self._clock = clock
-        try:
-            self._history = self._history.begun(purpose)
-            if plan is None:
-                result = self._history.learn(Y, E, intervals, ahead)
-            else:
-                result = self._follow(plan, Y, E, intervals, ahead)
-            found = self._history.finish()
-        except BaseException:
-            vars(self).update(before)
-            raise
-        if self.rows >= HISTORY:
+            result = other._window.learn(Y, E, tell, ahead)
+        else:
+            result = other._follow(plan, Y, E, tell, ahead)
+        found = other._window.finish()
+        if other.rows >= HISTORY:
             clock.first = []
+        vars(self).update(vars(other))
         for series, point, what in found:
             at = f"row {point}" if clock.last is None else clock.ahead(point - clock.last)
             of = "" if self._flat else f" of {(self._names or ())[series]!r}"
@@ -446,6 +439,12 @@ class SepSAForecaster(Saves):
                 )
         return result
 
+    def _beside(self) -> Self:
+        """Another object with the same attributes."""
+        other = type(self).__new__(type(self))
+        vars(other).update(vars(self))
+        return other
+
     def _plan(self, clock: Clock, moments: Moments) -> list[Place]:
         """Where the rows of these times go; an error before anything has changed."""
         clock.begin(moments)
@@ -455,38 +454,37 @@ class SepSAForecaster(Saves):
         for at in moments.seconds.tolist():
             place = clock.place(at, rows)
             if place.points is not None:
-                rows = int(place.points[-1]) + 1
+                rows = int(np.ptp(place.points)) + 1
             rows += sum(min(gap, IMAGINED) + 1 for gap in place.gaps)
-            plan.append(place._replace(point=clock.last or 0))
+            plan.append(place)
         return plan
 
-    def _follow(self, plan: list[Place], Y: Floats, E: Floats, intervals: bool, ahead: bool) -> tuple[Floats, Floats]:
+    def _follow(self, plan: list[Place], Y: Floats, E: Floats, tell: int, ahead: bool) -> tuple[Floats, Floats]:
         """Learn rows at their places."""
-        m, H = Y.shape[1], self.horizon
+        m, H, window = Y.shape[1], self.horizon, self._window
         made = np.full((len(Y), m, H), np.nan)
-        quantiles = np.full((len(Y) if intervals else 0, KNOWN, m, H), np.nan)
+        quantiles = np.full((len(Y) if tell == QUANTILES else 0, KNOWN, m, H), np.nan)
         i = 0
         while i < len(Y):
             place, end = plan[i], i + 1
-            self._history.point = place.point - sum(gap + 1 for gap in place.gaps)
             if place.dropped:
                 self._refused += place.dropped
                 self._waiting = []
             if place.grid is not None:
-                self._history.grid = place.grid
+                window.calendar = window.calendar._replace(grid=place.grid)
             if place.points is not None:
-                self._history.regrid(place.points)
+                window.regrid(place.points - place.points[0], int(place.points[0]))
             if not place.gaps:
                 self._waiting = [*self._waiting, (Y[i].copy(), E[i].copy())]
             else:
                 for (y, e), gap in zip(self._waiting, place.gaps, strict=False):
-                    self._history.learn_spaced(y[None], e[None], [gap], False, ahead)
+                    window.learn_spaced(y[None], e[None], [gap], NOTHING, ahead)
                 self._waiting = []
                 while end < len(Y) and plain(plan[end]):
                     end += 1
                 gaps = [one.gaps[-1] for one in plan[i:end]]
-                result = self._history.learn_spaced(Y[i:end], E[i:end], gaps, intervals, ahead)
-                made[i:end], quantiles[i : end if intervals else i] = result
+                result = window.learn_spaced(Y[i:end], E[i:end], gaps, tell, ahead)
+                made[i:end], quantiles[i : end if tell == QUANTILES else i] = result
             i = end
         return made, quantiles
 
@@ -544,7 +542,7 @@ class SepSAForecaster(Saves):
         steps = self._check_horizon(horizon)
         if self._model is None:
             raise ValueError(NO_ROW)
-        if not self._history.reach():
+        if not self._reach():
             raise ValueError(
                 f"the {self.horizon} rows that are forecast every {self.every} rows have come: the next forecast "
                 "is made when the block is complete"
@@ -553,9 +551,28 @@ class SepSAForecaster(Saves):
             rows = [in_order("xs", self._inputs, *read_inputs(x)) for x in xs or ()]
             E = np.array(rows).reshape(len(rows), len(self._inputs))
         E = E[:steps] if self.every == 1 else E
-        self._history.check_ahead(len(E))
+        self._check_ahead(len(E))
         made, quantiles = self._model.forecast(E)
         return made[:, :steps], quantiles[..., :steps]
+
+    def _reach(self) -> int:
+        """The number of rows that can be forecast: in blocks those left of what was forecast."""
+        return int(self._model.reach()) if self.every > 1 and self.rows else self.horizon
+
+    def _check_ahead(self, given: int) -> None:
+        """Raise a ValueError where forecasts in blocks do not get the exogenous inputs that they have learned with."""
+        if self.every == 1:
+            return
+        if not self.known_ahead and given:
+            raise ValueError(
+                f"X and xs must be None, got {given} rows of inputs: give known_ahead=True to SepSAForecaster, so that "
+                "it learns with the inputs of the rows that it forecasts"
+            )
+        if self.known_ahead and self._inputs and given != self._reach():
+            raise ValueError(
+                f"X or xs must hold the exogenous inputs of the {self._reach()} rows ahead, as known_ahead=True says, "
+                f"got {given} rows: NaN is a missing one"
+            )
 
     def _labelled(self, series: list[list[Value]]) -> list[Value] | list[dict[Hashable, Value]]:
         """The numbers or pairs of each series and step as those of each step, or as dicts of them."""
@@ -565,7 +582,7 @@ class SepSAForecaster(Saves):
 
     def _check_horizon(self, horizon: int | None, reach: int | None = None) -> int:
         """The number of rows to forecast, at most so many as the forecast reaches; None for all of them."""
-        reach = self._history.reach() if reach is None else reach
+        reach = self._reach() if reach is None else reach
         if horizon is None:
             return reach
         if not reach:
@@ -596,7 +613,7 @@ class SepSAForecaster(Saves):
             The forecaster.
         """
         fresh = type(self)(**self.get_params())
-        fresh._learn_table(y, X, times, "fit")
+        fresh._learn_table(y, X, times, NOTHING, fit=True)
         return self._become(fresh)
 
     def update(self, y: ArrayLike, X: ArrayLike | None = None, *, times: Times | None = None) -> Self:
@@ -610,7 +627,7 @@ class SepSAForecaster(Saves):
         Returns:
             The forecaster.
         """
-        self._learn_table(y, X, times, "learn")
+        self._learn_table(y, X, times, NOTHING)
         return self
 
     def _check(self, y: ArrayLike, X: ArrayLike | None = None, *, times: Times | None = None) -> None:
@@ -619,7 +636,7 @@ class SepSAForecaster(Saves):
         clock = self.clock()
         if table.times is not None:
             self._plan(clock, table.times)
-        self._history.check(clock.grid, len(table.names), len(inputs))
+        self._window.check(clock, len(table.names), len(inputs))
 
     @overload
     def predict(self, horizon: int | None = None, X: ArrayLike | None = None) -> Floats: ...
@@ -761,7 +778,7 @@ class SepSAForecaster(Saves):
             "clock": self._clock.state_dict(),
             "waiting": [[y.copy(), e.copy()] for y, e in self._waiting],
             "refused": self._refused,
-            **self._history.state_dict(settled=not self._clock.first),
+            **self._window.state_dict(settled=not self._clock.first),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -779,7 +796,7 @@ class SepSAForecaster(Saves):
 
     def _load(self, state_dict: Any) -> None:
         """Load a state into this new forecaster."""
-        keys = "names inputs frame column clock first skipped waiting refused lags seasons model"
+        keys = "names inputs frame column clock first skipped waiting refused origin seasons model"
         new = schema.read("state_dict", state_dict, set(keys.split()))
         self._names = None if new["names"] is None else list(unpack_labels(new, "names"))
         self._inputs = list(unpack_labels(new, "inputs"))
@@ -790,9 +807,9 @@ class SepSAForecaster(Saves):
         m, q = len(self._names or ()), len(self._inputs)
         if new["model"] is not None and not m:
             raise new.damaged("names", "names of series", new["names"])
-        self._history = self._new_history()
-        self._history.grid = self._clock.grid
-        self._history.load(new, len(self._clock.first))
+        self._window = self._new_window()
+        self._window.calendar = Calendar(self._clock.grid, self._clock.dated, self._clock.zone)
+        self._window.load(new, len(self._clock.first))
         waiting = new.items("waiting")
         for i in range(len(waiting)):
             pair = waiting.items(i, 2)

@@ -37,12 +37,15 @@ class Settings(NamedTuple):
     series: int
     exogenous: int
     horizon: int
-    lags: int
-    seasons: tuple[float, ...]
+    lags: Any  # "auto" and seasons too, until the model is made
+    seasons: Any
     forgetting: tuple[float, ...]
     ridge: float
     known_ahead: bool = False  # whether errors are those of forecasts with the exogenous inputs of their rows
     bounds: tuple[float, float] = (-np.inf, np.inf)
+    every: int = 1  # rows of a block, the first of these, and the seed of their learner
+    start: int = 0
+    seed: int = 0
 
     def angles(self) -> list[float]:
         """Radians a row of the sines and cosines: four pairs of a season."""
@@ -92,6 +95,7 @@ class ForecastModel:
         layout = layout_of(settings)
         schema.check_memory("the forecaster", 8 * layout.size)
         self.settings, self.memory = settings, Memory(layout)
+        self.found: list[tuple[int, int, str]] = []  # nothing is strange
         self.part = self.memory.of("shared")
         self.memory.start()
         self._write_settings()
@@ -103,7 +107,7 @@ class ForecastModel:
         # Views of a row's every call.
         self._rows, self._address = self.part("COUNTS")["rows"], self._workspace.ctypes.data
 
-    def copy(self) -> ForecastModel:
+    def copy(self, found: list[tuple[int, int, str]]) -> ForecastModel:
         """Another model in the same state."""
         other = ForecastModel(self.settings)
         other.memory.vector[:] = self.memory.vector
@@ -145,13 +149,13 @@ class ForecastModel:
         inputs("MEAN")[:], inputs("VARIANCE")[:] = moments(trimmed(E), np.ones(len(E)))
         return np.where(np.arange(len(Y))[:, None] < FIRST_ROWS, usual, Y)
 
-    def learn(self, Y: Floats, E: Floats, intervals: bool = False, ahead: bool = False) -> tuple[Floats, Floats]:
+    def learn(self, Y: Floats, E: Floats, tell: int = 1, ahead: bool = False) -> tuple[Floats, Floats]:
         """Learn rows Y (n, m) with E (n, q); returns the forecasts (n, m, H) made after each, and their quantiles.
 
         The quantiles (n, KNOWN, m, H) are those of LEVELS, and the numbers of errors that they come from; they are
-        empty unless `intervals`. `ahead` uses the exogenous inputs of later rows, of which E may have more than Y.
+        empty unless `tell` is 2. `ahead` uses the exogenous inputs of later rows, of which E may have more than Y.
         """
-        return self._run(step.learn, len(Y), Y, E, intervals, len(E) if ahead else 0)
+        return self._run(step.learn, len(Y), Y, E, tell == 2, len(E) if ahead else 0)
 
     def _run(
         self, kernel: Function, rows: int, Y: Floats, E: Floats, intervals: bool, ahead: int

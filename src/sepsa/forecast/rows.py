@@ -177,8 +177,3 @@ def in_order(what: str, known: list[Hashable] | None, names: Sequence[Hashable],
             raise ValueError(f"{what} must hold numbers up to {HUGE:g}, or NaN, got {value!r} for {name!r}")
         row[known.index(name)] = number
     return row
-
-
-def packed(values: Floats) -> Floats:
-    """Values with missing ones as finite numbers: whether each is there, and what it is, or 0."""
-    return np.stack([~np.isnan(values), np.nan_to_num(values)]).astype(np.float64)

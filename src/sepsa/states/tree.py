@@ -175,7 +175,12 @@ class Decoder:
 
 
 # Entries that hold rows, by an entry beside them.
-ROWS = {"engine": ("warm_up",), "clock": ("first", "waiting"), "forecaster": ("history", "next")}
+ROWS = {
+    "engine": ("warm_up",),
+    "clock": ("first", "waiting"),
+    "forecaster": ("history", "next"),
+    "kept": ("kept", "seen"),
+}
 
 
 def not_finite(state: Any, path: str = "state") -> Iterator[str]:
