@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from sepsa.heads.base import parameters
 from sepsa.heads.base.ridge import due
-from sepsa.heads.cross_entropy.math import CrossEntropyState, UpdateSettings, learned, root, with_root
-from sepsa.heads.least_squares.math import andrews
+from sepsa.heads.cross_entropy.math import CrossEntropyState, UpdateSettings, learned, with_root
 from sepsa.heads.run.choose import UpdateSize, choose
 from sepsa.heads.run.memory import HeadMemory
 
@@ -23,7 +22,8 @@ class CapturedSoftmax(HeadMemory):
         self.Z = state.W.new_zeros(p + K, p)
         super().__init__(linear, self.Z)
         rest = {name: torch.zeros_like(getattr(state, name)) for name in CrossEntropyState._fields[2:-1]}
-        self.now = CrossEntropyState(T=self.Z[:p], W=self.Z[p:], **rest)
+        self.W = self.Z[p:]
+        self.now = CrossEntropyState(T=self.Z[:p], W=self.W, **rest)
         self.blocks: dict[int, Any] = {}  # buffers of the fused kernels, by the rows of a block
         self._settings: dict[UpdateSettings, Tensor] = {}
         self.updates = 0  # of the state, when the ridge was last chosen or looked at
@@ -44,8 +44,7 @@ class CapturedSoftmax(HeadMemory):
         chosen = choose("captured cross-entropy", case)
         finite: Tensor
         if chosen.backend == "triton":
-            numbers, head = self._on_device(settings), (self.weight, self.bias)
-            finite, self._unfinished = chosen.load().learn(self, x, targets.detach(), numbers, c, head)
+            finite, self._unfinished = chosen.load().learn(self, x, targets.detach(), self._on_device(settings), c)
             return finite
         W = parameters.follow(self.linear, now.W)
         Phi = parameters.rows(self.linear, x, W.dtype)
@@ -57,9 +56,8 @@ class CapturedSoftmax(HeadMemory):
 
     def finish(self) -> None:
         """Update T, which neither forward nor backward pass reads."""
-        work, T = self._unfinished, self.now.T
-        if work is not None:
-            T.copy_(andrews(T * work.inverse_root, work.Ft.T, work.Q, root(work.M)))
+        if self._unfinished is not None:
+            self._unfinished()
             self._unfinished = None
 
     def _on_device(self, settings: UpdateSettings) -> Tensor:

@@ -31,7 +31,16 @@ import torch
 from torch import Tensor
 
 from sepsa.heads.base.ridge import coordinates, due, lacking, next_cursor
-from sepsa.heads.least_squares.math import PRODUCT_LIMIT, add_by_qr, andrews, copies, identity, root_of, triangular
+from sepsa.heads.least_squares.math import (
+    PRODUCT_LIMIT,
+    add_by_qr,
+    andrews,
+    copies,
+    identity,
+    root,
+    root_of,
+    triangular,
+)
 
 FADE = 7.0  # how many old samples a new one replaces in the curvature
 # The least squared pivot of a curvature of unit diagonal that is formed as sums of samples of this dtype.
@@ -371,14 +380,6 @@ def absorb_by_qr(T: Tensor, rows: Tensor, residuals: Tensor, d: Tensor) -> tuple
     new, _, _ = add_by_qr(R, none[:, :0], rows, residuals[:, :0])
     inflated, Z, _ = add_by_qr(R, none, d * rows, residuals / d)
     return root_of(new), triangular(inflated, Z, upper=True).T
-
-
-def root(M: Tensor) -> Tensor:
-    """The Cholesky factor of I + M, where what rounding takes from a large M is given back."""
-    M = M.clone()
-    M.diagonal().add_(1 + 4 * torch.finfo(M.dtype).eps * M.diagonal().sum())
-    C: Tensor = torch.linalg.cholesky_ex(M).L
-    return C
 
 
 def solve(C: Tensor, X: Tensor) -> Tensor:

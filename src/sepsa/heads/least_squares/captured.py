@@ -85,11 +85,7 @@ class CapturedState(HeadMemory, HoldsState):
         chosen = choose("captured least squares", case)
         finite: Tensor
         if chosen.backend == "triton":
-            kernels = chosen.load()
-            if n == 1:
-                finite = kernels.rank_one(self, x, y)
-            else:
-                self._unfinished, finite = kernels.block(self, x, y)
+            finite, self._unfinished = chosen.load().learn(self, x, y)
             return finite
         Phi, Y = rows(self.linear, x, self.Z.dtype), y.to(self.Z.dtype)
         at = coordinates(p, count, self.tally[2].long(), x.device) if count else None

@@ -129,6 +129,14 @@ def factor(F: Tensor) -> Tensor:
     return C
 
 
+def root(M: Tensor) -> Tensor:
+    """The Cholesky factor of I + M, where what rounding takes from a large M is given back."""
+    M = M.clone()
+    M.diagonal().add_(1 + 4 * torch.finfo(M.dtype).eps * M.diagonal().sum())
+    C: Tensor = torch.linalg.cholesky_ex(M).L
+    return C
+
+
 def factor_by_qr(F: Tensor) -> Tensor:
     """C with CCᵀ = I + FᵀF, for rows whose squares would round the identity away."""
     R: Tensor = torch.linalg.qr(torch.cat([identity(F.shape[1], F), F]), mode="r").R

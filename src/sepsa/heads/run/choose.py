@@ -121,7 +121,10 @@ def _on_cuda(case: UpdateSize) -> bool:
 
 
 def _has_kernels(case: UpdateSize) -> bool:
-    return case.device == "cuda" and case.contiguous and _installed("triton")
+    here = case.device == "cuda" and case.contiguous and _installed("triton")
+    columns, rows = case.width + case.outputs, case.rows + case.restored
+    one = case.rows == 1 and (case.restored <= 1 or case.restored * columns <= 8192)
+    return here and columns <= 1024 and (one or (case.rows <= 64 and rows <= 128 and case.outputs <= 64))
 
 
 def _always(case: UpdateSize) -> bool:
@@ -152,31 +155,12 @@ TABLE: dict[str, tuple[BackendRow, ...]] = {
     # Captured steps: one program holds all rows of a few columns of Z in registers, up to 1,024 of them, and those of
     # the coordinates that get their ridge back; a block of 64 samples is solved in two halves of 32.
     "captured least squares": (
-        BackendRow(
-            "triton",
-            "least_squares.triton.update",
-            lambda c: (
-                _has_kernels(c)
-                and c.width + c.outputs <= 1024
-                and (c.restored <= 1 or c.restored * (c.width + c.outputs) <= 8192)
-                and (c.rows == 1 or (c.rows <= 64 and c.outputs + (c.restored == 1) <= 64))
-            ),
-        ),
+        BackendRow("triton", "least_squares.triton", _has_kernels),
         BackendRow("torch", "", _always),
     ),
     # From p rows on, the system of the rows is singular but for its identity, and torch solves that of the columns.
     "captured cross-entropy": (
-        BackendRow(
-            "triton",
-            "cross_entropy.triton.update",
-            lambda c: (
-                _has_kernels(c)
-                and c.outputs <= 64
-                and c.width + c.outputs <= 1024
-                and c.rows <= 64
-                and c.rows + c.restored <= min(128, c.width - 1)
-            ),
-        ),
+        BackendRow("triton", "cross_entropy.triton", lambda c: _has_kernels(c) and c.rows + c.restored < c.width),
         BackendRow("torch", "", _always),
     ),
 }
