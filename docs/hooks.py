@@ -18,7 +18,17 @@ PAGES = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
 OUTSIDE = re.compile(r"\]\((?:\.\./)+((?:results|benchmarks|examples)/[\w./-]+)\)")
 
 
-OPTIONS = "<!-- written by docs/hooks.py: options -->"  # the place for them on a page
+# The places on pages for what is written here.
+OPTIONS = "<!-- written by docs/hooks.py: options -->"
+README = "<!-- written by docs/hooks.py: README -->"
+
+
+def readme() -> str:
+    """Return what README says before the part on clones, with its links as those of a page in docs/."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = text[text.index("\n") : text.index("## From a clone")]
+    text = re.sub(r"\[([^\]]*)\]\(reproduction/README\.md\)", r"\1", text)
+    return text.replace("](docs/", "](")
 
 
 def options() -> str:
@@ -87,6 +97,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Point these links into the site, give outputs a title, and remove the comments, which only the tests read."""
     if OPTIONS in markdown:
         markdown = markdown.replace(OPTIONS, options())
+    markdown = markdown.replace(README, readme())
     markdown = re.sub(
         r"^( *```text)$", r'\1 title="Output"', markdown, flags=re.MULTILINE
     )

@@ -1,9 +1,7 @@
 """Options and fixtures of the suite."""
 
-import importlib.util
 import os
 import sys
-from pathlib import Path
 
 import hypothesis
 import pytest
@@ -36,16 +34,6 @@ def preloaded_bin():
     """The folder of `python` and `sepsa` that start without an import of torch: see preloaded.py."""
     with preloaded() as folder:
         yield folder
-
-
-@pytest.fixture(scope="session")
-def notebooks():
-    """docs/notebooks.py"""
-    path = Path(__file__).parents[1] / "docs" / "notebooks.py"
-    spec = importlib.util.spec_from_file_location("notebooks", path)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def pytest_addoption(parser):

@@ -1,31 +1,19 @@
 """The site builds, without a dead link; blocks of code print what their page shows; every result has a JSON.
 
-A page's ```python blocks run in order, in one namespace, in an empty folder, and so do its ```sh blocks. A block that
-prints is followed by a ```text block that shows what it prints, as in doctest: "..." stands for any text, white space
-counts as one space, and a number with a decimal point may differ by one percent, or by one in its last digit, because
-processors round differently. Comments in a page are instructions:
-    <!-- setup ... -->          run this Python here; readers do not see it
-    <!-- file: name.py -->      write the next block to that file, for later blocks to import
-    <!-- needs: package, ... -->  skip the next block where one of these packages is not installed
-    <!-- not run: reason -->    skip the next block, which needs something that a test machine may lack
-
-`python tests/test_docs.py docs/faq.md` writes the outputs of a page into it.
+docs/pages.py runs a page, says what agrees, and writes the outputs into a page.
 """
 
-import contextlib
 import html
 import importlib.util
-import io
 import os
 import re
 import runpy
 import subprocess
 import sys
-import tempfile
-import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
+import pages
 import pytest
 import yaml
 
@@ -35,97 +23,14 @@ from sepsa.shell.options import COMMANDS
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "reproduction" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
-BLOCK = re.compile(
-    r"<!--\s*setup\n(?P<setup>.*?)-->"
-    r"|(?:<!--\s*(?P<mark>not run|needs|file):\s*(?P<said>[^\n]*?)\s*-->\n+)?"
-    r"^```(?P<kind>python|sh)\n(?P<code>.*?)^```$"
-    r"(?:\n+^```text\n(?P<shown>.*?)^```$)?",
-    re.DOTALL | re.MULTILINE,
-)
-
-SLOW = runpy.run_path(str(ROOT / "docs" / "notebooks.py"))["SLOW"]
-
 
 def name(page):
     return page.relative_to(ROOT).as_posix()
 
 
-def blocks(page):
-    """Return the matches of a page's blocks to run, in order."""
-    return [
-        match
-        for match in BLOCK.finditer(page.read_text(encoding="utf-8"))
-        if match["mark"] != "not run" and not (match["mark"] == "needs" and missing(match["said"]))
-    ]
-
-
-def missing(packages):
-    """The first of these packages that is not installed."""
-    return next((name for name in packages.split(", ") if importlib.util.find_spec(name) is None), None)
-
-
-def run(page):
-    """Run the blocks of a page in the present folder; yield each with what it prints."""
-    space = {"__name__": "__main__"}
-    for match in blocks(page):
-        part = "setup" if match["setup"] is not None else "code"
-        if match["mark"] == "file":
-            Path(match["said"]).write_text(match["code"], encoding="utf-8")
-        elif match["kind"] == "sh":
-            done = subprocess.run(
-                ["bash", "-euc", match["code"]],
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600,
-            )  # fmt: skip
-            assert done.returncode == 0, done.stdout
-            yield match, SLOW.sub("", done.stdout)
-        else:
-            code = "\n" * match.string.count("\n", 0, match.start(part)) + match[part]  # at its line numbers
-            with contextlib.redirect_stdout(io.StringIO()) as printed:
-                exec(compile(code, name(page), "exec"), space)
-            yield match, printed.getvalue()
-
-
-def written(page):
-    """Return a page with the output of its blocks as they print it now, where that differs from what it shows."""
-    text, end = "", 0
-    for match, printed in run(page):
-        if not agree(match["shown"] or "", printed):
-            text += match.string[end : match.end("code")] + "```"
-            lines = (
-                textwrap.fill(line, 88, drop_whitespace=len(line) > 88) for line in printed.strip("\n").split("\n")
-            )
-            text += "\n\n```text\n{}\n```".format("\n".join(lines)) if printed.strip() else ""
-            end = match.end()
-    return text + page.read_text(encoding="utf-8")[end:]
-
-
-NUMBER = r"[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?"
-
-
-def agree(shown, printed):
-    """Whether a block of output shows what was printed."""
-    pattern, numbers = r"\s*", []
-    for part in re.findall(rf"\.\.\.|{NUMBER}|\s+|.", shown.strip()):
-        if part == "...":
-            pattern += ".*?"
-        elif re.fullmatch(NUMBER, part):
-            pattern += f"({NUMBER})"
-            numbers.append(part)
-        else:
-            pattern += r"\s+" if part.isspace() else re.escape(part)
-    match = re.fullmatch(rf"{pattern}\s*", printed, re.DOTALL)
-    return match is not None and all(map(near, numbers, match.groups()))
-
-
-def near(shown, printed):
-    if "." not in shown and "e" not in shown:
-        return shown == printed
-    digits = re.fullmatch(r"[-+]?\d+\.?(\d*)(?:e([-+]?\d+))?", shown)
-    last = 10.0 ** (int(digits[2] or 0) - max(1, len(digits[1])))
-    return abs(float(printed) - float(shown)) <= max(1.01 * last, 0.01 * abs(float(shown)))
-
-
-RUN = [page for page in PAGES if page.parent.name != "tutorials" and blocks(page)]  # those: test_tutorials.py
+RUN = [
+    page for page in PAGES if page.parent.name != "tutorials" and pages.blocks(page.read_text("utf-8"))
+]  # those: test_tutorials.py
 
 
 @pytest.mark.parametrize("page", RUN, ids=name)
@@ -133,11 +38,10 @@ def test_the_code_on_a_page_prints_what_the_page_shows(page, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     # The commands of the README start as a reader starts them.
-    path = [] if name(page) == "README.md" else [str(preloaded_bin)]
-    monkeypatch.setenv("PATH", os.pathsep.join([*path, str(Path(sys.executable).parent), os.environ["PATH"]]))
-    for match, printed in run(page):
+    for match, printed in pages.run(page, *([] if name(page) == "README.md" else [preloaded_bin])):
         line = match.string.count("\n", 0, match.end()) + 1
-        assert agree(match["shown"] or "", printed), f"{name(page)}, line {line}: a ```text block must show\n{printed}"
+        shows = pages.agree(match["shown"] or "", printed)
+        assert shows, f"{name(page)}, line {line}: a ```text block must show\n{printed}"
 
 
 @pytest.mark.parametrize(
@@ -149,6 +53,9 @@ def test_the_code_on_a_page_prints_what_the_page_shows(page, tmp_path, monkeypat
         ("2000 rows\n", "2001 rows\n", False),
         ("a\n...\nz 1.5e-03\n", "a\nb 7\nc\nz 0.0015\n", True),
         ("a ... z\n", "a b\n", False),
+        ("...\n6 ahead 1.34\n", "3 ahead 0.90\n6 ahead 1.337\n", True),
+        ("... 12 rows\n", "at 112 rows\n", False),
+        ("12 rows\n", "12.5 rows\n", False),
         ("[[1.0,  2.5]]\n", "[[1.0, 2.5]]\n", True),
         ("", "", True),
         ("", "a block that prints\n", False),
@@ -156,17 +63,17 @@ def test_the_code_on_a_page_prints_what_the_page_shows(page, tmp_path, monkeypat
     ],
 )
 def test_output_agrees_up_to_rounding(shown, printed, same):
-    assert agree(shown, printed) is same
+    assert pages.agree(shown, printed) is same
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_what_is_not_run_has_a_reason_and_no_comment_is_misspelt(page):
     text = page.read_text(encoding="utf-8")
     fences = re.findall(r"^ *```(\w*)$", text, flags=re.MULTILINE)
-    found = [match["kind"] for match in BLOCK.finditer(text) if match["kind"]]
+    found = [match["kind"] for match in pages.BLOCK.finditer(text) if match["kind"]]
     assert found == [kind for kind in fences if kind in ("python", "sh")], "an indented block, which no test runs"
     assert set(fences[::2]) <= {"", "python", "sh", "diff", "json", "text"}, "a block in a language that no test runs"
-    shown = [match for match in BLOCK.finditer(text) if match["shown"] is not None and match["mark"] != "not run"]
+    shown = [match for match in pages.BLOCK.finditer(text) if match["shown"] is not None and match["mark"] != "not run"]
     if name(page) != "docs/gallery.md":  # which shows what programs print: tests/test_examples.py
         assert len(shown) == fences.count("text"), "output that is not directly below the block that prints it"
     for block in re.findall(r"^ *```\w*\n(.*?)^ *```$", text, flags=re.DOTALL | re.MULTILINE):
@@ -348,11 +255,3 @@ def test_generated_tables_are_what_the_script_prints(monkeypatch, capsys):
             lines = [line for line in part.splitlines() if line.startswith("|")]
             assert lines
             assert set(lines) <= set(printed)
-
-
-if __name__ == "__main__":
-    for page in [Path(argument).resolve() for argument in sys.argv[1:]]:
-        with tempfile.TemporaryDirectory() as folder:
-            os.chdir(folder)
-            sys.path.insert(0, folder)
-            page.write_text(written(page), encoding="utf-8")

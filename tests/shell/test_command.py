@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pages
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -595,7 +596,7 @@ def test_the_last_line_says_what_was_written_where():
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet", "arrow"])
-def test_progress_has_the_share_of_the_rows_and_the_time_that_the_others_take(form, monkeypatch, notebooks):
+def test_progress_has_the_share_of_the_rows_and_the_time_that_the_others_take(form, monkeypatch):
     assert "a second, recent" not in said(f"stream {write()} --target y --predictions out.csv --body fourier")
     monkeypatch.setattr(output, "PROGRESS", 0.0)
     monkeypatch.setattr(formats, "ROWS", 100)
@@ -619,7 +620,7 @@ def test_progress_has_the_share_of_the_rows_and_the_time_that_the_others_take(fo
     assert "left" not in packed
     for text in (told, packed):  # pages leave out what slow machines alone print
         assert "a second, recent" in text
-        assert "a second, recent" not in notebooks.SLOW.sub("", text)
+        assert "a second, recent" not in pages.RUNNING.sub("", text)
 
 
 def test_printed_numbers_have_six_digits_and_those_of_a_file_all():
