@@ -5,17 +5,30 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from reproduction.figures import Curve, PanelRow, curve_grid, save
 from sepsa.shell import demo
 
+Results = dict[tuple[str, float, str], NDArray[np.float64]]  # (seeds, samples + 1), NaN after a run diverged
 
-def draw(results: demo.Results) -> Figure:
+
+def train(seeds: int) -> Results:
+    """The runs of all methods, by targets, learning rate and method."""
+    rows, several = demo.diabetes(), range(demo.FIRST_SEED, demo.FIRST_SEED + seeds)
+    return {
+        (kind, lr, method): np.array([demo.online(rows, method, lr, seed, kind) for seed in several])
+        for kind, lr, method in itertools.product(demo.TARGETS, demo.LEARNING_RATES, demo.METHODS)
+    }
+
+
+def draw(results: Results) -> Figure:
     """A row of panels for each kind of targets, a panel for each learning rate."""
     rows = []
     for kind in demo.TARGETS:
@@ -36,4 +49,4 @@ def draw(results: demo.Results) -> Figure:
 
 
 if __name__ == "__main__":
-    save(draw(demo.train(seeds=3)), Path(sys.argv[1]))
+    save(draw(train(seeds=3)), Path(sys.argv[1]))

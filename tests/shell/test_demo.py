@@ -6,7 +6,7 @@ from PIL import Image
 
 from reproduction import methods, networks
 from reproduction.data import load
-from reproduction.demo_figure import draw
+from reproduction.demo_figure import draw, train
 from reproduction.figures import save
 from sepsa.shell import demo
 from sepsa.shell.options import DemoOptions
@@ -59,7 +59,7 @@ def test_the_command_prints_a_table_and_the_figure_is_drawn_of_its_runs(tmp_path
     assert "SepSA" in said
     assert "diverged" in said
     assert "standardized" in said
-    save(draw(demo.train(seeds=1)), tmp_path / "figure.png")
+    save(draw(train(seeds=1)), tmp_path / "figure.png")
     with Image.open(tmp_path / "figure.png") as image:
         assert image.width > 1000
         assert len(image.convert("RGB").resize((200, 80)).getcolors(16000)) > 20

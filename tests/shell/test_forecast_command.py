@@ -80,7 +80,7 @@ def test_gaps_bad_numbers_and_times_that_do_not_advance_or_leap(tmp_path):
     lost = {row["line"]: row["reason"] for row in rows_of((tmp_path / "q.csv").read_text())}
     assert sorted(lost) == ["52", "62", "72", "82"]
     assert lost["52"].endswith("after that of the last row, 2026-01-03 01:00:00, got 2026-01-03 01:00:00")
-    assert lost["62"].startswith("'a' is not a number: give --na-values oops")
+    assert lost["62"].startswith("'a' is 'oops8.9858', which is not a number: give --na-values oops")
     assert lost["82"] == "its time leaps ahead, and the rows after it do not"
     assert rows_of(result.stdout)[0]["time"] == "2026-01-06 00:00:00"
     assert "116 rows" in result.stderr
@@ -97,8 +97,8 @@ MISTAKES = [
     (ENGLISH, "--target a --bounds 5,1", "--bounds must be in order"),
     (ENGLISH, "--target 'a\nb'", "must be a list with commas between, with quotes around a name that has a line"),
     (ENGLISH, "--target '\"a\nb\"'", "--target must be a column of the table, date, a, b, x, got 'a\\nb'"),
-    (GERMAN, "--target wert --time tag", "line 2: the target 'wert' is '0,5', which is not a number: give --decimal ,"),
-    (GERMAN, "--target tag", "which is not a number: give --na-values if it is a missing value"),
+    (GERMAN, "--target wert --time tag", "line 2: 'wert' is '0,5', which is not a number: give --decimal ,"),
+    (GERMAN, "--target tag", "which is not a number: give --na-values 01.01.2026 if it is a missing value"),
     (GERMAN, "--target hilfe --decimal . --inputs wert", "'hilfe' is '0,5', which is not a number: give --decimal ,"),
     (GERMAN, "--target wert --decimal , --time tag", "is '01.01.2026', which is not a date as 2026-01-31: give "),
     (

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from sepsa.learner.columns.reader import Column, column_of, column_of_values
+from sepsa.shell.messages import Misuse
 from sepsa.shell.reading import Reading, drop_of
 
 OTHERWISE = "see their reasons by --quarantine"  # where no cure is known
@@ -28,7 +29,7 @@ class TableError(ValueError):
 class BadRow(NamedTuple):
     """A row that cannot be learned, which `sepsa stream` writes to the quarantine file.
 
-    `cure` is empty where the reason ends with it.
+    `cure` is empty where the reason ends with it: a cell is of a wrong kind.
     """
 
     line: int
@@ -111,6 +112,12 @@ class UsableRows:
     def rows(self) -> NDArray[np.intp]:
         """The numbers of the rows that can be used."""
         return np.flatnonzero(self.good)
+
+    def check_first(self, any_row: bool) -> None:
+        """Raise an error if cells of a wrong kind come before any row that can be used, or leave none."""
+        wrong = [bad for bad in self.bad if not bad.cure]
+        if wrong and not (self.good.any() and (any_row or self.block.lines[self.rows[0]] < min(wrong).line)):
+            raise Misuse(f"line {min(wrong).line}: {min(wrong).reason}, or leave the line out")
 
 
 def column_of_arrow(name: str, array: Any, categorical: bool, reading: Reading) -> Column:

@@ -11,7 +11,6 @@ import contextlib
 import csv
 import difflib
 import io
-import itertools
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,17 +19,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-
 from sepsa.learner.columns.cells import read_cell
-from sepsa.shell.cells import RowBlock, TableError, TableReader
+from sepsa.shell.cells import RowBlock, TableError, TableReader, UsableRows
 from sepsa.shell.formats import open_table
 from sepsa.shell.inspection import column_names, load_model, spelled
 from sepsa.shell.messages import FAILED, FINISHED, INTERRUPTED, MISUSED, TERMINATED, Misuse, say
-from sepsa.shell.model import BlockResult, Details, TableModel
+from sepsa.shell.model import Details, TableModel
 from sepsa.shell.options import NO_TARGET, DetailOptions, PredictOptions, RunOptions, flag_of
 from sepsa.shell.output import LeftOut, Output, Predictions, RunningLine, Signals, error_of, header_of
-from sepsa.shell.reading import Reading, cure_of
+from sepsa.shell.reading import Reading
 from sepsa.states.file import Header, lock
 from sepsa.states.objects import check_target, save_locked
 from sepsa.states.output import check_writable
@@ -47,16 +44,14 @@ class StreamRun:
 
     def __init__(self, options: Any, signals: Signals, held: contextlib.ExitStack) -> None:
         self.options, self.signals = options, signals
-        place = options.quarantine or default_quarantine(options)
-        check_files(
-            {
-                "the table": options.source,
-                "--predictions": options.predictions,
-                "--quarantine": place,
-                "--checkpoint": options.checkpoint,
-                "--report": options.report,
-            }
-        )
+        files = {
+            "--predictions": options.predictions,
+            "--quarantine": options.quarantine or default_quarantine(options),
+            "--checkpoint": options.checkpoint,
+            "--report": options.report,
+        }
+        check_files({"the table": options.source, **files})
+        position: dict[str, Any] = {}
         if options.checkpoint is not None:
             self.target = check_target(options.checkpoint)
             held.enter_context(lock(self.target))
@@ -66,15 +61,14 @@ class StreamRun:
             check_writable(options.report)
         if options.quarantine is not None and not options.quarantine.exists():  # `Output` opens one that is there
             check_writable(options.quarantine)
-        position: dict[str, Any] = {}
         if options.checkpoint is not None and options.checkpoint.exists():
             self.model, position = self._resume(options.checkpoint)
-        else:
-            if not options.names_target():
-                raise Misuse(NO_TARGET)
+        elif options.names_target():
             with wrong_options():
                 self.model = self.new_model(**options.settings, **options.reading)
-        self.asked = self._details()
+        else:
+            raise Misuse(NO_TARGET)
+        self.asked = self._asked()
         self.table = open_read(options.source, held, self.model, follow=options.follow, resume=position.get("table"))
         self._check_columns()
         self.position = position.get("table")
@@ -84,7 +78,8 @@ class StreamRun:
             self._warn_of_columns()
         self.predictions = self._open_predictions(position.get("predictions"))
         held.callback(self.predictions.output.close)
-        self.quarantine = Output(place, "line,reason,text\n", position.get("quarantine"), lazy=True)
+        self.quarantine = Output(files["--quarantine"], "line,reason,text\n", position.get("quarantine"), lazy=True)
+        self.outputs = {"predictions": self.predictions.output, "quarantine": self.quarantine}
         held.callback(self.quarantine.close)
         self.saved_at = time.monotonic()
         self.unchecked = not self.table.resumed  # whether it is a table of which no row was read
@@ -95,8 +90,7 @@ class StreamRun:
 
     def run(self) -> int:
         """Learn the table; returns the exit code."""
-        reason = None
-        self.signals.at_work = True
+        code, self.signals.at_work = None, True
         try:
             for block in self.table.blocks():
                 if block is None:
@@ -106,16 +100,14 @@ class StreamRun:
                 if self.signals.code:
                     break
         except TableError as error:  # the rows before it are kept
-            reason = str(error)
+            self.line.say(str(error))
+            code = FAILED
         self.line.end()
         seconds = time.monotonic() - self.line.started
-        code = self.signals.code if reason is None else FAILED
-        if reason is not None:
-            say(reason)
         self.save()
         if self.model.trace.rows:
             self._finish()
-        return self._summary(code, seconds)
+        return self._summary(self.signals.code if code is None else code, seconds)
 
     def _resume(self, path: Path) -> tuple[Any, dict[str, Any]]:
         """The model of the checkpoint and its position; the options must be those it was made with."""
@@ -129,7 +121,8 @@ class StreamRun:
                 )
         return model, header.position if isinstance(header.position, dict) else {}
 
-    def _details(self) -> Details | None:
+    def _asked(self) -> Details | None:
+        """What is written beside each prediction."""
         return check_details(self.options, self.model)
 
     def _check_columns(self) -> None:
@@ -143,15 +136,16 @@ class StreamRun:
     def _finish(self) -> None:
         """Write the report, if it was asked for."""
         if self.options.report is not None:
-            self.quarantine.flush()
             from sepsa.shell.pages import write_page
 
+            self.quarantine.flush()
             write_page(self.options.report, name_of(self.options.source), self.model, self.quarantine.path)
 
     def _check_first(self, block: RowBlock) -> None:
         """Raise an error if the first rows show that the table is not read rightly."""
-        check_first_target(block, self.model, self.model.target, "add --classify")
-        check_kinds(block, self.model)
+        usable = UsableRows(block)
+        self.model.refuse_rows(usable, first=True)
+        usable.check_first(any_row=False)
 
     def _warn_of_columns(self) -> None:
         if self.table.names is not None and self.model.trace.rows:
@@ -171,7 +165,12 @@ class StreamRun:
         self.position = self._position(block)
         for text in result.warnings:
             self.line.say(text)
-        self._write(result)
+        self.predictions.write(result)
+        if result.bad:
+            text = io.StringIO()
+            csv.writer(text, lineterminator="\n").writerows(bad[:3] for bad in result.bad)
+            self.quarantine.write(text.getvalue().replace("\0", "\\0"))
+        self.left_out.add(result, "quarantined", self.line.say)
         self.unsaved += len(result.lines) + len(result.bad)
         if self.unsaved >= self.options.save_every:
             self.save()
@@ -180,14 +179,6 @@ class StreamRun:
     def _position(self, block: RowBlock) -> Any:
         """Where a resumed run continues after this block."""
         return block.position
-
-    def _write(self, result: BlockResult) -> None:
-        self.predictions.write(result)
-        if result.bad:
-            text = io.StringIO()
-            csv.writer(text, lineterminator="\n").writerows(bad[:3] for bad in result.bad)
-            self.quarantine.write(text.getvalue().replace("\0", "\\0"))
-        self.left_out.add(result, "quarantined", self.line.say)
 
     def _idle(self) -> None:
         self.predictions.output.flush()
@@ -198,32 +189,27 @@ class StreamRun:
     def save(self) -> None:
         """Sync the files, then write a checkpoint, if there is one to write."""
         path = self.options.checkpoint
-        sizes = {
-            name: [str(output.path), output.sync()]
-            for name, output in (("predictions", self.predictions.output), ("quarantine", self.quarantine))
-        }
+        position = {name: [str(output.path), output.sync()] for name, output in self.outputs.items()}
         if path is not None and (self.unsaved or not path.exists()):
-            position = {"table": self.position, **sizes}
-            save_locked(self.model, self.target, position, self.options.keep, self.options.force)
+            place = {"table": self.position, **position}
+            save_locked(self.model, self.target, place, self.options.keep, self.options.force)
         self.unsaved, self.saved_at = 0, time.monotonic()
 
     def _summary(self, code: int, seconds: float) -> int:
-        model, rows = self.model, self.model.trace.rows
-        new, lost = rows - self.line.rows, self.left_out.lost
+        """Print what was learned and written; returns the exit code."""
+        options, model, rows, lost = self.options, self.model, self.model.trace.rows, self.left_out.lost
+        new, name = rows - self.line.rows, name_of(options.source)
         kept = str(self.quarantine.path) != os.devnull
-        where = "" if not lost else f", {lost} quarantined in {self.quarantine.path}" if kept else f", {lost} left out"
-        if not new and not lost and code == FINISHED:
-            if self.table.resumed:
-                say(f"no new rows behind the {rows} that the checkpoint has learned")
-                return FINISHED
-            say(f"{name_of(self.options.source)} holds no rows")
-            return MISUSED
-        if not rows and code == FINISHED:
-            say(f"none of {lost} rows could be used{where}")
-            return self.left_out.exit_code(FAILED)
+        where = f", {lost} " + (f"quarantined in {self.quarantine.path}" if kept else "left out") if lost else ""
+        if code == FINISHED and not new and not lost:
+            known = f"no new rows behind the {rows} that the checkpoint has learned"
+            say(known if self.table.resumed else f"{name} holds no rows")
+            return FINISHED if self.table.resumed else MISUSED
         if not rows:
-            return code
-        share = model.bounded if isinstance(model, TableModel) else 0.0
+            if code == FINISHED:
+                say(f"none of {lost} rows could be used{where}")
+            return self.left_out.exit_code(code or FAILED)
+        share = getattr(model, "bounded", 0.0)
         bounded = f", {share:.2%} bounded as outliers" if share else ""
         since = "" if new == rows else f" ({new} now)"
         say(
@@ -231,17 +217,16 @@ class StreamRun:
             f"; {new / max(seconds, 1e-9):,.0f} rows a second"
         )
         if code in (INTERRUPTED, TERMINATED):
-            how = "and saved; the same command goes on from there" if self.options.checkpoint else "and not saved"
+            how = "and saved; the same command goes on from there" if options.checkpoint else "and not saved"
             say(f"stopped behind row {rows + model.quarantined} {how}")
-        options = self.options
         files = {
             "the predictions": options.predictions or "standard output",
             "the bad rows": self.quarantine.path if lost and kept else None,
             "the model": options.checkpoint,
             "the report": options.report,
         }
-        written = [f"{what} to {path}" for what, path in files.items() if path is not None]
-        say("written: " + ", ".join(written) + ("; the model is not saved" if options.checkpoint is None else ""))
+        written = ", ".join(f"{what} to {path}" for what, path in files.items() if path is not None)
+        say(f"written: {written}" + "; the model is not saved" * (options.checkpoint is None))
         return self.left_out.exit_code(code)
 
 
@@ -249,6 +234,47 @@ def stream(options: RunOptions, kind: type[StreamRun] = StreamRun) -> int:
     """Learn a table as it comes, by a run of this kind; returns the exit code."""
     with contextlib.ExitStack() as held:
         return kind(options, held.enter_context(Signals()), held).run()
+
+
+def predict(options: PredictOptions) -> int:
+    """Predict the rows of a table by a saved model; returns the exit code."""
+    for name, path in (("the model", options.model), ("the table", options.source)):
+        check_files({name: path, "--predictions": options.predictions})
+    model, _ = load_read(options.model, "sepsa stream", options.reading)
+    if model.learner is None:
+        raise Misuse(f"{options.model} has not learned any row yet and cannot predict: learn a table by sepsa stream")
+    asked, left_out = check_details(options, model), LeftOut()
+    own, known = column_names(model), set[str]()  # the columns so far
+    predictions = None
+    with contextlib.ExitStack() as held:
+        table = open_read(options.source, held, model)
+        table.drop, table.categorical = frozenset(model.drop) | {model.target}, frozenset(model.categorical)
+        if table.names is not None and not {*table.names} & {*own}:
+            raise Misuse(f"the table has none of the model's columns, {', '.join(own[:20])}{separated(table.names)}")
+        for block in table.blocks():
+            if block is None:
+                continue
+            if predictions is None:
+                usable = UsableRows(block)
+                model.refuse_rows(usable, learning=False)
+                usable.check_first(any_row=True)
+                predictions = Predictions(options.predictions, header_of(asked), options.digits)
+                held.callback(predictions.output.close)
+            if len(block) and not known.issuperset(block.columns):
+                warn_of_columns(list(block.columns), model, known or None)
+                known |= set(block.columns)
+            result = model.predict(block, asked)
+            predictions.write(result)
+            left_out.add(result, "not predicted")
+        if predictions is not None:
+            predictions.output.sync()
+    rows, lost = left_out.used, left_out.lost
+    if not rows and not lost:
+        say(f"{name_of(options.source)} holds no rows")
+        return MISUSED
+    where = options.predictions or "standard output"
+    say(f"{rows} rows predicted" + (f", {lost} not" if lost else "") + f", written to {where}")
+    return left_out.exit_code(FINISHED if rows else FAILED)
 
 
 def load_read(path: Path, kind: str, given: Mapping[str, Any]) -> tuple[Any, Header]:
@@ -282,46 +308,6 @@ def default_quarantine(options: RunOptions) -> Path:
 def name_of(source: Path | None) -> str:
     """The table in messages."""
     return "standard input" if source is None else str(source)
-
-
-def predict(options: PredictOptions) -> int:
-    """Predict the rows of a table by a saved model; returns the exit code."""
-    saved = options.model
-    for name, path in (("the model", saved), ("the table", options.source)):
-        check_files({name: path, "--predictions": options.predictions})
-    model, _ = load_read(saved, "sepsa stream", options.reading)
-    if model.learner is None:
-        raise Misuse(f"{saved} has not learned any row yet and cannot predict: learn a table by sepsa stream")
-    asked = check_details(options, model)
-    left_out = LeftOut()
-    known: set[str] = set()  # the columns so far
-    with contextlib.ExitStack() as held:
-        table = open_read(options.source, held, model)
-        table.drop, table.categorical = frozenset(model.drop) | {model.target}, frozenset(model.categorical)
-        if table.names is not None and not set(table.names) & set(column_names(model)):
-            hint = "; if they are not separated rightly, give --sep" * (len(table.names) == 1)
-            raise Misuse(f"the table has none of the model's columns, {', '.join(column_names(model)[:20])}{hint}")
-        blocks = (block for block in table.blocks() if block is not None)
-        first = list(itertools.islice(blocks, 1))
-        for block in first:
-            check_kinds(block, model)
-        predictions = Predictions(options.predictions, header_of(asked), options.digits)
-        held.callback(predictions.output.close)
-        for block in itertools.chain(first, blocks):
-            if len(block) and not known.issuperset(block.columns):
-                warn_of_columns(list(block.columns), model, known or None)
-                known |= set(block.columns)
-            result = model.predict(block, asked)
-            predictions.write(result)
-            left_out.add(result, "not predicted")
-        predictions.output.sync()
-    rows, lost = left_out.used, left_out.lost
-    if not rows and not lost:
-        say(f"{name_of(options.source)} holds no rows")
-        return MISUSED
-    where = options.predictions or "standard output"
-    say(f"{rows} rows predicted" + (f", {lost} not" if lost else "") + f", written to {where}")
-    return left_out.exit_code(FINISHED if rows else FAILED)
 
 
 # ---------------------------------------------------------------------- checks
@@ -368,37 +354,13 @@ def check_names(table: TableReader, given: Mapping[str, Sequence[str]]) -> None:
     for option, names in given.items():
         for name in names:
             if name not in table.names:
-                hint = "; if they are not separated rightly, give --sep; the first line must name them"
-                hint *= len(table.names) == 1
-                raise Misuse(f"--{option} must be a column of the table, {shown}, got {name!r}{hint}")
+                said = f"--{option} must be a column of the table, {shown}, got {name!r}"
+                raise Misuse(said + separated(table.names))
 
 
-def check_first_target(block: RowBlock, model: Any, name: str, otherwise: str) -> None:
-    """Raise an error if the first target is not a number and the target is not a class.
-
-    `otherwise` is the cure for a text that does not look like a number.
-    """
-    column = block.columns.get(name)
-    if model.classify or column is None:
-        return
-    texts, dates = column.is_text, column.is_time
-    there = np.flatnonzero(texts | dates | ~np.isnan(column.numbers))
-    if not len(there) or not (texts | dates)[there[0]]:
-        return
-    i = int(there[0])
-    value = "a date" if dates[i] else repr(column.text(i)[:40])
-    cure = otherwise if dates[i] else cure_of(column.text(i), model.reading, otherwise=otherwise)
-    said = f"line {block.lines[i]}: the target {name!r} is {value}, which is not a number"
-    raise Misuse(f"{said}: {cure}, or leave the line out")
-
-
-def check_kinds(block: RowBlock, model: TableModel) -> None:
-    """Raise an error for a column all of whose cells are of another kind than those that the model has learned."""
-    for name, column in block.columns.items():
-        other, present = model.other_kind(name, column)
-        if name not in (*model.drop, model.target) and other.any() and other[present].all():
-            i = int(np.flatnonzero(other)[0])
-            raise Misuse(f"line {block.lines[i]}: {model.why_other(name, column, i)}")
+def separated(names: Sequence[str]) -> str:
+    """What to do about a table with one column."""
+    return "; if they are not separated rightly, give --sep; the first line must name them" * (len(names) == 1)
 
 
 def warn_of_columns(

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from sepsa.shell.cells import RowBlock, TableError
-from sepsa.shell.command import StreamRun, check_first_target, check_names, name_of, stream
+from sepsa.shell.command import StreamRun, check_names, name_of, stream
 from sepsa.shell.messages import NEWEST_FIRST, Misuse, print_text, say
 from sepsa.shell.model import BlockResult
 from sepsa.shell.options import ForecastOptions
 from sepsa.shell.output import Predictions, quote, speller
-from sepsa.shell.reading import cure_of
 from sepsa.shell.records import TextReader
 from sepsa.shell.series import ForecastTable
 
@@ -39,7 +38,7 @@ class ForecastRun(StreamRun):
     kind = "sepsa forecast"
     new_model = ForecastTable
 
-    def _details(self) -> None:
+    def _asked(self) -> None:
         """A forecast has intervals already."""
 
     def _open_predictions(self, recorded: Any) -> ForecastFile:
@@ -53,33 +52,16 @@ class ForecastRun(StreamRun):
         return ForecastFile(self.options.predictions, header + "\n", self.options.digits, recorded)
 
     def _check_first(self, block: RowBlock) -> None:
-        model = self.model
-        for name in model.target:
-            check_first_target(block, model, name, "give --na-values if it is a missing value")
-        for name in model.inputs:
-            if (column := block.columns.get(name)) is not None and column.codes is not None:
-                i, mixed = int(np.argmax(column.codes >= 0)), not np.isnan(column.numbers).all()
-                text, cure = column.text(i), cure_of(column.text(i), model.reading)
-                if mixed or "--na-values" not in cure:
-                    other = " where other rows have numbers" * mixed
-                    raise Misuse(
-                        f"line {block.lines[i]}: {name!r} of --inputs is the text {text[:40]!r}{other}: {cure}"
-                    )
-        if model.time is not None:
-            self._check_times(block)
-
-    def _check_times(self, block: RowBlock) -> None:
-        """Raise an error if no time can be read or the newest row comes first."""
-        model = self.model
-        at, _ = model.times(block)
+        super()._check_first(block)
+        if self.model.time is None:
+            return
+        at, _ = self.model.times(block)
         there = np.flatnonzero(~np.isnan(at))
-        if not len(there):
-            raise Misuse(f"line {block.lines[0]}: {model.no_time(block, 0)}")
         apart = np.diff(at[there])
         if (apart < 0).sum() > (apart > 0).sum():
             i = int(np.flatnonzero(apart < 0)[0])
             said = f"line {block.lines[there[i + 1]]} is earlier than line {block.lines[there[i]]}"
-            cure = f"sort it by {model.time!r}, oldest first{reversing(self.options.source)}"
+            cure = f"sort it by {self.model.time!r}, oldest first{reversing(self.options.source)}"
             raise Misuse(f"{name_of(self.options.source)} is newest first ({said}): {cure}", NEWEST_FIRST)
 
     def _warn_of_columns(self) -> None:

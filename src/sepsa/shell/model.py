@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -23,7 +21,7 @@ from sepsa.learner.learner import StreamLearner
 from sepsa.learner.memory.parts import Floats
 from sepsa.shell.cells import BadRow, RowBlock, UsableRows
 from sepsa.shell.options import TableOptions
-from sepsa.shell.reading import ABSENT, NOT_FINITE, Reading, cure_of
+from sepsa.shell.reading import ABSENT, NOT_FINITE, Reading, wrong_cell
 from sepsa.shell.trace import ErrorTrace
 from sepsa.states import schema
 from sepsa.states.objects import rebuilt_as
@@ -32,8 +30,6 @@ from sepsa.validation import NotFinite, one_of
 MOST_CLASSES = 256
 LARGEST_ERROR = 1e300  # so that sums of errors stay finite
 UNKNOWN = ""  # the prediction before any class is known
-LATEST = 500  # rows of which the report shows predicted against actual
-MOST_WARNINGS = 50  # that the report shows
 
 
 class BlockResult(NamedTuple):
@@ -86,9 +82,6 @@ class TableModel(TableOptions):
         self.classes: dict[str, int] = {}
         self.trace = ErrorTrace()
         self.quarantined = 0
-        self.latest: deque[tuple[Any, Any]] = deque(maxlen=LATEST)  # actual and predicted
-        self.warnings: deque[str] = deque(maxlen=MOST_WARNINGS)
-        self.coverage: tuple[float, int, int] | None = None  # share asked for, rows with an interval, targets in it
         self._new_learner(1, 1)  # checks the options
         self.learner: StreamLearner | None = None  # None before the first row
 
@@ -134,7 +127,6 @@ class TableModel(TableOptions):
             )
             usable.refuse(rows[~kept], "the row cannot be learned: its numbers are too large")
         self.quarantined += len(usable.bad)
-        self.warnings.extend(result.warnings)
         return result._replace(lines=block.lines[usable.rows], bad=sorted(usable.bad))
 
     def _inputs(self, block: RowBlock, rows: NDArray[np.intp]) -> dict[str, Column]:
@@ -177,28 +169,18 @@ class TableModel(TableOptions):
             cure = "if these numbers are right, and --na-values where one such as -9999 means a missing value"
             warnings += self.inputs.said_once("bounded", f"{said}: give --loss squared {cure}")
         looked = [detail for row, detail in details.items() if kept[row]]
-        if asked is not None and asked.intervals is not None:
-            self._count_covered(asked.intervals, Y[kept, 0], np.array(looked).reshape(-1, 2))
         if self.classify:
             at = np.arange(rows)
             best = np.where(first < at[:, None], before, -np.inf).argmax(1)  # of the classes of earlier rows
             labelled = labels, np.where(at > first.min(initial=rows), best, -1)
             spelled = [*names, UNKNOWN]
-            actual, predictions = ([spelled[k] for k in codes[kept].tolist()] for codes in labelled)
+            predictions: list[Any] = [spelled[k] for k in labelled[1][kept].tolist()]
             errors = np.not_equal(*labelled).astype(float)
         else:
-            actual, predictions = Y[kept, 0].tolist(), before[kept, 0].tolist()
+            predictions = before[kept, 0].tolist()
             errors = np.minimum(np.abs(before - Y)[:, 0], LARGEST_ERROR)
         self.trace.add(errors[kept])
-        self.latest.extend(zip(actual[-LATEST:], predictions[-LATEST:], strict=True))
         return kept, BlockResult(labels[:0], predictions, [], warnings, looked)
-
-    def _count_covered(self, share: float, targets: Floats, ends: Floats) -> None:
-        """Count the targets that lie in their intervals, of those that had one."""
-        _, rows, inside = self.coverage if self.coverage and self.coverage[0] == share else (share, 0, 0)
-        low, high = ends.T
-        within = int(((low <= targets) & (targets <= high)).sum())
-        self.coverage = share, rows + int((~np.isnan(low)).sum()), inside + within
 
     def _labels(self, target: Column) -> NDArray[np.intp]:
         """The class (rows,) of each row, new ones in order of appearance; -1 for one more than `MOST_CLASSES`."""
@@ -213,43 +195,34 @@ class TableModel(TableOptions):
         )
         return places[target.codes]
 
-    def refuse_rows(self, usable: UsableRows, learning: bool = True) -> None:
-        """Leave out the rows that cannot be learned, or predicted."""
-        block, absent = usable.block, f"there is no {self.target!r}"
+    def refuse_rows(self, usable: UsableRows, learning: bool = True, first: bool = False) -> None:
+        """Leave out the rows that cannot be learned, or predicted; `first` in a table."""
+        block, absent = usable.block, (f"there is no {self.target!r}", ABSENT)
         target = block.columns.get(self.target)
         if learning and target is None:
-            usable.refuse(..., absent, ABSENT)
+            usable.refuse(..., *absent)
         elif learning and target is not None and self.classify:
-            usable.refuse(~target.is_text, absent, ABSENT)
+            usable.refuse(~target.is_text, *absent)
         elif learning and target is not None:
-            for i in np.flatnonzero(target.is_text | target.is_time).tolist():
-                cure = cure_of(target.text(i), self.reading, otherwise="add --classify if it is a class")
-                usable.refuse([i], f"{self.target!r} is not a number: {cure}", "")
-            usable.refuse(np.isnan(target.numbers), absent, ABSENT)
+            reason = wrong_cell(self.target, target, self.reading, otherwise="add --classify if it is a class")
+            usable.refuse(target.is_text | target.is_time, reason, "")
+            usable.refuse(np.isnan(target.numbers), *absent)
             usable.refuse(np.isinf(target.numbers), f"{self.target!r} is not finite", NOT_FINITE)
         for name, column in self._inputs(block, np.arange(len(block))).items():
             usable.refuse(np.isinf(column.numbers), f"{name!r} is not finite", NOT_FINITE)
-            if not learning:
-                usable.refuse(self.other_kind(name, column)[0], partial(self.why_other, name, column), "")
+            kind = self.learned_kind(name)
+            if not kind or (learning and not first):
+                continue
+            other = column.is_text | (column.is_time if kind == "number" else ~np.isnan(column.numbers))
+            if not learning or other[column.present].all():
+                said = f"and the model has learned {kind}s there"
+                usable.refuse(other, wrong_cell(name, column, self.reading, said, kind=kind), "")
 
     def learned_kind(self, name: str) -> str:
         """What all cells of a column were so far, "number" or "date"; empty where they were texts, mixed or none."""
         number = name in self.inputs.names and name not in self.inputs.indicators
         dates = date_names(name)[0] in self.inputs.names
         return "" if self.inputs.text_rows.get(name) or number == dates else "number" if number else "date"
-
-    def other_kind(self, name: str, column: Column) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Which cells (n,) of a column are of another kind than those learned, and which are present."""
-        texts, dates, numbers = column.is_text, column.is_time, ~np.isnan(column.numbers)
-        kind = self.learned_kind(name)
-        other = texts | (dates if kind == "number" else numbers) if kind else np.zeros(len(texts), bool)
-        return other, texts | dates | numbers
-
-    def why_other(self, name: str, column: Column, i: int) -> str:
-        """The reason to refuse a cell of another kind than those learned."""
-        kind, text = self.learned_kind(name), column.text(i)
-        cure = cure_of(text, self.reading, kind)
-        return f"{name!r} is {text[:40]!r}, and the model has learned {kind}s there: {cure}"
 
     # ------------------------------------------------------------------ prediction
 
@@ -282,9 +255,6 @@ class TableModel(TableOptions):
             "trace": self.trace.state_dict(),
             "quarantined": self.quarantined,
             "learner": None if self.learner is None else self.learner.state_dict(),
-            "latest": [list(pair) for pair in self.latest],
-            "warnings": list(self.warnings),
-            "coverage": None if self.coverage is None else list(self.coverage),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -296,7 +266,6 @@ class TableModel(TableOptions):
             raise ValueError("state['classes'] must be empty where the target is a number")
         trace = ErrorTrace.from_state(new["trace"])
         quarantined = new.integer("quarantined")
-        latest, warnings, coverage = self._read_for_report(new)
         learner = None
         if new["learner"] is not None:
             learner = self._new_learner(1, 1)
@@ -312,22 +281,6 @@ class TableModel(TableOptions):
             raise ValueError("state['learner'] must not be None where rows have been learned")
         self.inputs, self.classes = inputs, {label: i for i, label in enumerate(classes)}
         self.trace, self.quarantined, self.learner = trace, quarantined, learner
-        self.latest, self.warnings, self.coverage = latest, warnings, coverage
-
-    def _read_for_report(self, new: schema.Entries) -> tuple[deque[Any], deque[str], tuple[float, int, int] | None]:
-        """The latest rows, warnings and coverage of a saved state."""
-        pairs, texts = new.items("latest"), new.items("warnings").values
-        latest = [pairs.items(i, 2) for i in range(len(pairs))]
-        if self.classify and not all(type(label) is str for pair in latest for label in pair.values):
-            raise new.damaged("latest", "pairs of labels", "others")
-        if not all(type(text) is str for text in texts):
-            raise new.damaged("warnings", "texts", "others")
-        coverage = None
-        if new["coverage"] is not None:
-            counts = new.items("coverage", 3)
-            coverage = counts.number(0, 0.0, 1.0), counts.integer(1), counts.integer(2)
-        values = (tuple(pair.values if self.classify else pair.numbers()) for pair in latest)
-        return deque(values, maxlen=LATEST), deque(texts, maxlen=MOST_WARNINGS), coverage
 
 
 def at_rows(columns: dict[str, Column], rows: NDArray[np.intp]) -> dict[str, Column]:

@@ -6,7 +6,6 @@ import csv
 import math
 import os
 import time
-from collections import Counter
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
@@ -107,29 +106,7 @@ def of_stream(model: TableModel, quarantine: Path) -> dict[str, Any]:
         "columns": column_names(model),
         "quarantine": quarantine,
         "chosen": {} if model.learner is None else model.learner.engine.chosen,
-        **(of_classes(model) if model.classify else of_numbers(model)),
     }
-
-
-def of_numbers(model: TableModel) -> dict[str, Any]:
-    """A plane for the last rows, their mean absolute error and that of their mean as the prediction."""
-    if not model.latest:
-        return {}
-    actual, predicted = np.array(model.latest, np.float64).T
-    low, high = float(min(actual.min(), predicted.min())), float(max(actual.max(), predicted.max()))
-    room = 0.04 * (high - low) or max(abs(low), 1.0)
-    ends = low - room, high + room
-    errors = np.abs(actual - predicted).mean(), np.abs(actual - actual.mean()).mean()
-    return {"plane": Chart(ends, ends, height=460), "errors": errors}
-
-
-def of_classes(model: TableModel) -> dict[str, Any]:
-    """The last rows by class: the class, its rows, the share predicted right, and the most frequent mistake."""
-    rows = []
-    for label, count in Counter(actual for actual, _ in model.latest).most_common(20):
-        wrong = Counter(predicted for actual, predicted in model.latest if actual == label and predicted != label)
-        rows.append((label, count, 1 - wrong.total() / count, wrong.most_common(1)))
-    return {"by_class": rows}
 
 
 def of_forecast(model: ForecastTable) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import codecs
 import csv
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sepsa.learner.columns.cells import (
     DECORATED,
@@ -17,6 +17,9 @@ from sepsa.learner.columns.cells import (
     number_cure,
     read_cell,
 )
+
+if TYPE_CHECKING:  # options of commands need no NumPy
+    from sepsa.learner.columns.reader import Column
 
 UTF_8 = "utf-8"
 BROKEN = "sepsa.broken"  # the error handler that writes a byte which no UTF-8 text has
@@ -91,6 +94,18 @@ def cure_of(text: str, reading: Reading, kind: str = "number", otherwise: str = 
     if kind == "number" and DECORATED.fullmatch(text):
         return "remove all but digits and the decimal mark"
     return otherwise or f"give --na-values {shlex.quote(text[:40])} if it is a missing value"
+
+
+def wrong_cell(
+    name: str, column: Column, reading: Reading, said: str = "which is not a number", **more: str
+) -> Callable[[int], str]:
+    """A function from the number of a row to why its cell cannot be used, with the cure, which takes `more`."""
+
+    def reason(i: int) -> str:
+        text = column.text(i)
+        return f"{name!r} is {text[:40]!r}, {said}: {cure_of(text, reading, **more)}"
+
+    return reason
 
 
 def drop_of(column: str) -> str:

@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,12 +15,13 @@ from sepsa.forecast import SepSAForecaster
 from sepsa.forecast.times import Moments, integer_dates
 from sepsa.learner.arithmetic.robust import HUGE
 from sepsa.learner.columns.cells import read_cell, read_date
+from sepsa.learner.columns.reader import Column
 from sepsa.learner.memory.parts import Floats
 from sepsa.shell.cells import RowBlock, UsableRows
 from sepsa.shell.messages import Misuse
 from sepsa.shell.model import BlockResult, at_rows
 from sepsa.shell.options import SeriesOptions
-from sepsa.shell.reading import ABSENT, NOT_FINITE, Reading, cure_of
+from sepsa.shell.reading import ABSENT, NOT_FINITE, Reading, cure_of, wrong_cell
 from sepsa.shell.trace import ErrorTrace
 from sepsa.states import schema
 from sepsa.states.objects import rebuilt_as
@@ -117,7 +117,7 @@ class ForecastTable(SeriesOptions):
     def _numbers(self, columns: dict[str, Any], name: str, count: int) -> Floats:
         """A column of inputs (n,), or (n, TEXTS) indicators of its texts."""
         column = columns.get(name)
-        if column is not None and column.codes is not None and self.forecaster.rows == 0 and name not in self.texts:
+        if column is not None and column.is_text.any() and self.forecaster.rows == 0 and name not in self.texts:
             self.texts[name] = []
         if name not in self.texts:
             return np.full(count, np.nan) if column is None else column.numbers
@@ -139,29 +139,40 @@ class ForecastTable(SeriesOptions):
         """The inputs of the rows to forecast, as far as they are known."""
         return self.ahead[: len(self.forecaster.times())] if self.ahead.size else None
 
-    def refuse_rows(self, usable: UsableRows) -> tuple[Floats, bool]:
+    def refuse_rows(self, usable: UsableRows, first: bool = False) -> tuple[Floats, bool]:
         """Leave out the rows that cannot be learned; returns the times of all rows, and whether these are dates."""
         block = usable.block
         for name in (*self.target, *self.inputs):
             column = block.columns.get(name)
             if column is None:
                 continue
-            texts = column.is_text
-            if name in self.inputs and (name in self.texts or not self.forecaster.rows):
+            reason, texts = wrong_cell(name, column, self.reading), column.is_text
+            if name in self.texts or (name in self.inputs and not self.forecaster.rows and self._are_names(column)):
                 texts[:] = False
             usable.refuse(np.abs(column.numbers) > HUGE, f"{name!r} is not finite", NOT_FINITE)
-            for i in np.flatnonzero(texts | column.is_time).tolist():
-                usable.refuse([i], f"{name!r} is not a number: {cure_of(column.text(i), self.reading)}", "")
+            usable.refuse(texts | column.is_time, reason, "")
         if self.time is None:
             return np.zeros(len(block)), False
         at, dated = self.times(block)
         self._refuse_times(usable, at, dated)
         return at, dated
 
+    def _are_names(self, column: Column) -> bool:
+        """Whether the first cells of an input are texts, none of which is meant as a number."""
+        texts = {column.text(i) for i in np.flatnonzero(column.is_text).tolist()}
+        cures = (cure_of(text, self.reading, otherwise="none") for text in texts)
+        return bool(np.isnan(column.numbers).all()) and all(cure == "none" for cure in cures)
+
     def _refuse_times(self, usable: UsableRows, at: Floats, dated: bool) -> None:
         """Leave out the rows whose time cannot follow the rows before."""
         clock, learned = self.forecaster.clock(), self.forecaster.rows
-        usable.refuse(np.isnan(at), partial(self.no_time, usable.block), "")
+        column, form = usable.block.columns.get(self.time or ""), self.reading.date_format
+        said = "a date as 2026-01-31" if form is None else f"in the --date-format {form}"
+        usable.refuse(... if column is None else ~column.present, f"there is no {self.time!r}", ABSENT)
+        if column is not None:
+            more = {"kind": "date", "otherwise": "give --date-format, as %d.%m.%Y %H:%M"}
+            no_time = wrong_cell(str(self.time), column, self.reading, f"which is not {said}", **more)
+            usable.refuse(np.isnan(at), no_time, "")
         if not dated and learned < 2 and (form := integer_dates(np.append(clock.first, at[usable.rows][:100]))):
             raise Misuse(
                 f"{self.time!r} has dates without marks between their parts, as {at[usable.rows[0]]:.0f}: give "
@@ -184,16 +195,6 @@ class ForecastTable(SeriesOptions):
                 usable.refuse([k for k in waiting if k >= 0], *leaps)
             waiting = [] if place.gaps else [*waiting * (not place.dropped), i]
             learned += len(place.gaps)
-
-    def no_time(self, block: RowBlock, row: int) -> str:
-        """Why a row has no time."""
-        column = block.columns.get(self.time or "")
-        if column is None or (text := column.text(row)) == "nan":
-            return f"there is no {self.time!r}: {ABSENT}"
-        given = self.reading.date_format
-        how = "a date as 2026-01-31" if given is None else f"in the --date-format {given}"
-        cure = cure_of(text, self.reading, "date", "give --date-format, as %d.%m.%Y %H:%M")
-        return f"{self.time!r} is {text[:40]!r}, which is not {how}: {cure}"
 
     def times(self, block: RowBlock) -> tuple[Floats, bool]:
         """The times of a block in seconds, NaN where there is none, and whether they are dates."""

@@ -44,6 +44,11 @@ class Column:
         return self._none if self.times is None else self.times == self.times
 
     @property
+    def present(self) -> NDArray[np.bool_]:
+        """Which cells are not missing."""
+        return self.is_text | self.is_time | ~np.isnan(self.numbers)
+
+    @property
     def _none(self) -> NDArray[np.bool_]:
         return np.zeros(len(self.numbers), bool)
 
