@@ -113,10 +113,10 @@ class UsableRows:
         """The numbers of the rows that can be used."""
         return np.flatnonzero(self.good)
 
-    def check_first(self, any_row: bool) -> None:
+    def check_first(self) -> None:
         """Raise an error if cells of a wrong kind come before any row that can be used, or leave none."""
         wrong = [bad for bad in self.bad if not bad.cure]
-        if wrong and not (self.good.any() and (any_row or self.block.lines[self.rows[0]] < min(wrong).line)):
+        if wrong and not (self.good.any() and self.block.lines[self.rows[0]] < min(wrong).line):
             raise Misuse(f"line {min(wrong).line}: {min(wrong).reason}, or leave the line out")
 
 

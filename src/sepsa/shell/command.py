@@ -145,7 +145,7 @@ class StreamRun:
         """Raise an error if the first rows show that the table is not read rightly."""
         usable = UsableRows(block)
         self.model.refuse_rows(usable, first=True)
-        usable.check_first(any_row=False)
+        usable.check_first()
 
     def _warn_of_columns(self) -> None:
         if self.table.names is not None and self.model.trace.rows:
@@ -255,9 +255,7 @@ def predict(options: PredictOptions) -> int:
             if block is None:
                 continue
             if predictions is None:
-                usable = UsableRows(block)
-                model.refuse_rows(usable, learning=False)
-                usable.check_first(any_row=True)
+                model.refuse_rows(UsableRows(block), learning=False, first=True)
                 predictions = Predictions(options.predictions, header_of(asked), options.digits)
                 held.callback(predictions.output.close)
             if len(block) and not known.issuperset(block.columns):

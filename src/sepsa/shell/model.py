@@ -20,6 +20,7 @@ from sepsa.learner.growth import class_codes, first_rows, indicators, learn_rows
 from sepsa.learner.learner import StreamLearner
 from sepsa.learner.memory.parts import Floats
 from sepsa.shell.cells import BadRow, RowBlock, UsableRows
+from sepsa.shell.messages import Misuse
 from sepsa.shell.options import TableOptions
 from sepsa.shell.reading import ABSENT, NOT_FINITE, Reading, wrong_cell
 from sepsa.shell.trace import ErrorTrace
@@ -214,9 +215,11 @@ class TableModel(TableOptions):
             if not kind or (learning and not first):
                 continue
             other = column.is_text | (column.is_time if kind == "number" else ~np.isnan(column.numbers))
-            if not learning or other[column.present].all():
-                said = f"and the model has learned {kind}s there"
-                usable.refuse(other, wrong_cell(name, column, self.reading, said, kind=kind), "")
+            reason = wrong_cell(name, column, self.reading, f"and the model has learned {kind}s there", kind=kind)
+            if first and other.any() and other[column.present].all():
+                raise Misuse(f"line {block.lines[other.argmax()]}: {reason(int(other.argmax()))}")
+            if not learning:
+                usable.refuse(other, reason, "")
 
     def learned_kind(self, name: str) -> str:
         """What all cells of a column were so far, "number" or "date"; empty where they were texts, mixed or none."""
