@@ -1,7 +1,11 @@
-"""Options and fixtures of the suite."""
+"""Options and fixtures of the suite, and which of many cases of one property run."""
 
+import json
 import os
 import sys
+import zlib
+from functools import cache
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -37,6 +41,7 @@ def preloaded_bin():
 
 
 def pytest_addoption(parser):
+    parser.addoption("--one-in", type=int, default=4, help="of tests marked `many` run one in so many; 1: all of them")
     parser.addoption("--perturb", action="store_true", help="other last digits of random data: tests/portable.py")
     parser.addoption("--tally", metavar="FILE", default=None, help="add the counts of the breaking tests to FILE")
 
@@ -49,6 +54,28 @@ def pytest_configure(config):
 LONGEST = {"test_distributed.py", "test_examples.py", "test_kills.py", "test_runner.py", "test_tutorials.py"}
 
 
-def pytest_collection_modifyitems(items):
-    """Files with the longest tests first, so that no worker begins one of them when the others have nothing left."""
+def pytest_collection_modifyitems(config, items):
+    """Draw among tests marked `many`, unless a test is named; files with the longest tests come first.
+
+    So no worker begins one of the long tests when the others have nothing left.
+    """
+    one_in = config.getoption("--one-in")
+    if not any("::" in argument for argument in config.args):
+        left_out = [item for item in items if item.get_closest_marker("many") and not drawn(item.nodeid, one_in)]
+        config.hook.pytest_deselected(items=left_out)
+        kept = {*items} - {*left_out}
+        items[:] = [item for item in items if item in kept]
     items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
+def drawn(nodeid, one_in):
+    """Whether a test runs: by a hash of its name, or because it alone is known to notice a mutant."""
+    return zlib.crc32(nodeid.encode()) % one_in == 0 or nodeid in killers()
+
+
+@cache
+def killers():
+    """The tests that benchmarks/reliability/mutants.json names."""
+    path = Path(__file__).parents[1] / "benchmarks" / "reliability" / "mutants.json"
+    results = json.loads(path.read_text(encoding="utf-8"))["mutants"] if path.exists() else {}
+    return {result["killed by"] for found in results.values() for result in found.values()}

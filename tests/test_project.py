@@ -13,11 +13,13 @@ import yaml
 
 import portable
 import sepsa
+from sepsa.compiled import library
 from sepsa.learner.experts import EXPERTS
 
 ROOT = Path(__file__).parents[1]
 SCHEMAS = {  # schemas that check-jsonschema includes: nothing is downloaded
     "github-workflows": sorted((ROOT / ".github" / "workflows").glob("*.yml")),
+    "github-actions": sorted((ROOT / ".github" / "actions").glob("*/action.yml")),
     "github-issue-config": [ROOT / ".github" / "ISSUE_TEMPLATE" / "config.yml"],
     "github-issue-forms": [ROOT / ".github" / "ISSUE_TEMPLATE" / f"{name}.yml" for name in ("bug", "feature")],
     "citation-file-format": [ROOT / "CITATION.cff"],
@@ -42,6 +44,12 @@ def test_files_for_others_keep_their_schema(schema):
         capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_cache_of_kernels_has_the_key_of_their_sources():
+    key = re.search(r"hashFiles\((.*?)\)", read(".github/actions/kernels/action.yml"))[1]
+    sources = [f"src/sepsa/{name}" if name.endswith(".py") else f"src/sepsa/{name}/*.py" for name in library.SOURCES]
+    assert re.findall(r"'(.*?)'", key) == ["constraints.txt", *sources]
 
 
 def test_one_version_everywhere():
@@ -116,10 +124,16 @@ def test_pre_commit_runs_the_commands_of_make_lint():
 
 
 def test_the_files_of_make_check_and_make_portable_exist():
-    fast = re.search(r"^FAST := ((?:.*\\\n)*.*)$", read("Makefile"), flags=re.MULTILINE)[1]
-    files = {*fast.replace("\\\n", " ").split(), *portable.NUMERICAL, *portable.SHORT}
-    assert len(files) > 30
+    slow = re.search(r"^SLOW := ((?:.*\\\n)*.*)$", read("Makefile"), flags=re.MULTILINE)[1]
+    files = {*(f"tests/{file}" for file in slow.replace("\\\n", " ").split()), *portable.NUMERICAL, *portable.SHORT}
+    assert len(files) > 20
     assert [file for file in files if not (ROOT / file.partition("::")[0]).exists()] == []
+
+
+def test_every_room_of_the_package_has_a_folder_of_tests():
+    rooms = {path.parent.name for path in (ROOT / "src" / "sepsa").glob("*/__init__.py")}
+    assert len(rooms) > 8
+    assert [room for room in rooms if not list((ROOT / "tests" / room).glob("test_*.py"))] == []
 
 
 def test_the_index_of_benchmarks_has_every_script_and_json():

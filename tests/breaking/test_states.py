@@ -184,11 +184,13 @@ def check(what, tally, *arguments, least=100, **options):
     assert not harm, f"{len(harm)} of {count} states did harm:\n" + "\n".join(harm)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", HEADS)
 def test_damaged_states_of_a_solver_are_refused_whole(name, tally):
     check("damaged solver states", tally, HEADS[name], 20, damages)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("name", "packed"), [*((name, False) for name in TRAININGS), ("Adam", True)])
 def test_damaged_states_of_sepsa_are_refused_whole(name, packed, tally, monkeypatch):
     if packed:  # the form for torch.distributed.checkpoint, which state_dict has once that is imported
@@ -214,6 +216,7 @@ OF_STREAMS = [(name, rows) for name in STREAMS for rows in ("first rows", "later
 CASES = {"SepSARegressor": damages, "SepSAClassifier": damages, "experts": of_experts}
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("name", "rows", "cases"),
     [

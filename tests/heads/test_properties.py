@@ -21,6 +21,7 @@ from sepsa import RLS, LogisticNewton, NotFinite, OnlineLBFGS, PerOutput, Softma
 from sepsa.heads.run.choose import force
 from sepsa.testing import CHECKS, Case, difference, not_finite, snapshot
 
+pytestmark = pytest.mark.many
 K, M = 6, 3
 PROMISES = CHECKS | FURTHER
 NAN, INF = math.nan, math.inf

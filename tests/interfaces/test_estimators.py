@@ -35,13 +35,22 @@ NOT_REPEATED = dict.fromkeys(
     "a sample of weight 3 makes one step of the body, with three times the gradient; three copies make three steps. "
     "A weight of 0 is a sample that is not there: see test_weights",
 )
-CHECKS = estimator_checks.parametrize_with_checks(
-    [SepSARegressor(max_iter=2), SepSAClassifier(max_iter=2)], expected_failed_checks=lambda _: NOT_REPEATED
-)
 
 
-# scikit-learn 1.6 gives a generator, which pytest 9 deprecates.
-@pytest.mark.parametrize(CHECKS.args[0], list(CHECKS.args[1]), **CHECKS.kwargs)
+def scikit_learn_checks(**options):
+    """A decorator by scikit-learn's checks; scikit-learn 1.6 gives a generator, which pytest 9 deprecates."""
+    estimators = [SepSARegressor(max_iter=2, **options), SepSAClassifier(max_iter=2, **options)]
+    found = estimator_checks.parametrize_with_checks(estimators, expected_failed_checks=lambda _: NOT_REPEATED)
+    return pytest.mark.parametrize(found.args[0], list(found.args[1]), **found.kwargs)
+
+
+@scikit_learn_checks(body="fourier")
+def test_scikit_learn_checks_of_the_network_alone(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.many
+@scikit_learn_checks()
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
 

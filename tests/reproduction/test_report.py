@@ -86,6 +86,7 @@ def page(out):
 # ---------------------------------------------------------------------- Table III
 
 
+@pytest.mark.long
 def test_a_row_per_mode_data_set_and_method_in_the_papers_order(whole):
     rows = json.loads((whole[0] / "table3.json").read_text(encoding="utf-8"))
     keys = [(row["mode"], row["dataset"], row["method"]) for row in rows]
@@ -140,6 +141,7 @@ def test_verdicts_know_which_way_is_better_and_numbers_are_printed_as_in_the_pap
 # ---------------------------------------------------------------------- the page and what lies beside it
 
 
+@pytest.mark.long
 def test_everything_is_there_links_to_records_and_loads_nothing(whole):
     _, out, _ = whole
     names = {*report.FIGURE_TITLES}
@@ -157,6 +159,7 @@ def test_everything_is_there_links_to_records_and_loads_nothing(whole):
     assert not re.search(r"https?://|@import|url\(|<script", text)
 
 
+@pytest.mark.long
 def test_the_same_records_give_the_same_bytes_and_what_is_missing_can_be_run_as_it_is_told(whole, tmp_path):
     results, out, _ = whole
     partial = tmp_path / "results"
@@ -177,6 +180,7 @@ def test_the_same_records_give_the_same_bytes_and_what_is_missing_can_be_run_as_
     assert "python -m reproduction run fig1" in told
 
 
+@pytest.mark.long
 def test_the_docs_keep_what_is_around_the_table(whole):
     docs = whole[2]
     text = docs.read_text(encoding="utf-8")

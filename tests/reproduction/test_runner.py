@@ -113,6 +113,7 @@ def test_an_interrupt_ends_all(tmp_path, monkeypatch):
     assert recorded(tmp_path) == len(runs)
 
 
+@pytest.mark.long
 @linux
 def test_killed_and_interrupted_it_ends_where_it_would_have_ended(tmp_path, preloaded_bin):
     runs = plan("table3", ["diabetes"], ["SepSA", "Adam"], 3, quick=True)
