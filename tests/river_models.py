@@ -56,7 +56,7 @@ def trained(model_type, n=WARM_UP + 20, **options):
 def inside(model):
     """All that a model knows, bit by bit."""
     learner = model._learner
-    rest = (model._features, model._pending_features, model._outputs, model._target_name)
+    rest = (model._features, model._outputs, model._target_name)
     if learner is None:
         return (*rest, None)
     arrays = (learner.engine.memory.vector, learner.offset, learner._X, learner._Y, learner._weight)

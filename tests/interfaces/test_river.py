@@ -21,8 +21,8 @@ from river import checks, compose, datasets, evaluate, linear_model, metrics, pr
 
 from reference import nearest_on_simplex
 from river_models import MODEL_TYPES, SMALL, inside, stream, trained
-from sepsa.interfaces.river import ROWS_FOR_SCALE
 from sepsa.learner.calibration import INVERSE_TEMPERATURES
+from sepsa.learner.features import ROWS_FOR_SCALE
 from sepsa.learner.learner import WARM_UP, StreamLearner
 from sepsa.learner.scales import scaled_as_they_came
 from sepsa.river import SepSAClassifier, SepSAMultiTargetRegressor, SepSARegressor
@@ -167,7 +167,7 @@ def test_texts_booleans_and_dates_are_features():
         one.learn_one(x, target)
     many.learn_many(frame, y)
     named = {"city=Oslo", "city=Rome", "open", "size", "time:days", "time:month", "time:weekday", "time:hour"}
-    assert set(one._features) == set(many._features) == named
+    assert set(one._features.names) == set(many._features.names) == named
     np.testing.assert_allclose(many.predict_many(frame), [one.predict_one(x) for x in frame.to_dict("records")])
     assert np.mean(errors[100:]) < 0.2 * np.mean(errors[:10])
     assert np.isfinite(one.predict_one({"city": "Lima", "time": pd.NaT, "open": np.bool_(True)}))
@@ -254,15 +254,15 @@ def test_features_beyond_the_limit_are_ignored_with_one_warning(settled):
     assert [str(each.message)[:44] for each in told] == ["more than 4 features: later ones are ignored"]
     assert "FeatureHasher" in str(told[0].message)
     assert told[0].filename == __file__
-    assert len(one._features) == 4
-    assert not one._pending_features
+    assert len(one._features.names) == 4
+    assert not one._features.pending
     with pytest.warns(UserWarning, match="more than 4 features"):
         many.learn_many(pd.DataFrame(rows), pd.Series(y))
     assert inside(one) == inside(many)
     for x, target in zip(rows, y, strict=True):
-        few.learn_one({name: value for name, value in x.items() if name in one._features}, target)
+        few.learn_one({name: value for name, value in x.items() if name in one._features.names}, target)
     for x in rows[-5:]:
-        assert one.predict_one(x) == few.predict_one({name: x[name] for name in x if name in few._features})
+        assert one.predict_one(x) == few.predict_one({name: x[name] for name in x if name in few._features.names})
 
 
 # ---------------------------------------------------------------------- probabilities

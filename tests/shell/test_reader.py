@@ -76,5 +76,10 @@ def test_a_category_is_a_name_in_every_interface_and_a_text_that_spells_a_number
         line = f"stream t.arrow --target y --body fourier --predictions p.csv --checkpoint {len(named)}.sepsa"
         assert invoke(shlex.split(line)).exit_code == 0
         saved = sepsa.load(f"{len(named)}.sepsa")
-        for names in (estimator._encoder.inputs.names, learner._features, from_arrow._features, saved.inputs.names):
+        for names in (
+            estimator._encoder.inputs.names,
+            learner._features.names,
+            from_arrow._features.names,
+            saved.inputs.names,
+        ):
             assert sorted(set(names) - {"other=a"}) == named

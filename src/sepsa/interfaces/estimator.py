@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import check_array, check_random_state, check_X_y
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
+from sepsa.interfaces.model import Model
 from sepsa.interrupt import lock_of, locked
 from sepsa.learner.arithmetic.robust import HUGE
 from sepsa.learner.columns.frame import FrameEncoder, all_numbers, as_pandas, check_numbers, in_order, is_frame
@@ -33,7 +33,6 @@ from sepsa.learner.scales import order_of_columns
 from sepsa.learner.table_fit import batch_fit
 from sepsa.learner.table_fit.committee import Committee
 from sepsa.states import schema
-from sepsa.states.objects import Saves, check_stamp, stamp
 from sepsa.states.schema import Entries
 from sepsa.validation import at_least, one_of
 
@@ -53,10 +52,9 @@ class Rows(NamedTuple):
     new_inputs: Sequence[NewInput] = ()
 
 
-class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
+class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
     """The base of the regressor and the classifier: a learner of rows of numbers, and its state."""
 
-    _learner: Any = None  # a StreamLearner or a Committee
     _encoder: FrameEncoder | None = None  # of DataFrames that do not hold numbers alone
     _EXTRA: tuple[str, ...]  # the entries of a state that only one of the two estimators has
     _OWN = ("_learner", "_encoder", "_columns", "_losses", "_target_shape")  # is learned, as what ends with _
@@ -271,23 +269,6 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
             weights = _check_sample_weight(sample_weight, rows.X, dtype=np.float64, ensure_non_negative=True)
         return rows, targets, weights
 
-    @property
-    def outliers_(self) -> int:
-        """Number of rows whose target, input or weight was implausible and was bounded by `loss="huber"`."""
-        check_is_fitted(self)
-        return int(self._learner.engine.outliers)
-
-    @property
-    @locked
-    def chosen_(self) -> dict[str, Any]:
-        """The head with the largest weight.
-
-        A dict of its `features`, `ridge`, `forgetting`, the step `since` which it leads, and the `weights` of all
-        heads.
-        """
-        check_is_fitted(self)
-        return self._learner.engine.chosen
-
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True  # a missing value is replaced by the mean
@@ -359,21 +340,6 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
             if new["n_iter"] is not None:
                 other.n_iter_ = new.integer("n_iter", 1)
             other._load_extra_state(new, outputs)
-
-    # The learner is pickled as bytes: joblib may map arrays read-only, and a learner writes to its own.
-    @locked
-    def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = dict(super().__getstate__())
-        state.pop("_lock", None)
-        if "_learner" in state:
-            state["_learner"] = pickle.dumps(state["_learner"])
-        return stamp(state)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        state = check_stamp(state)
-        if "_learner" in state:
-            state = state | {"_learner": pickle.loads(state["_learner"])}
-        super().__setstate__(state)
 
 
 def check_sizes(target: float) -> None:

@@ -5,10 +5,8 @@ missing, and the network sees it as zero after standardization. A text is a feat
 date is four: days, month, weekday and hour. With `missing="mean"` zero stands for the feature's
 mean; with `missing="zero"` for the number zero, as in a bag of words; "auto" means the number zero for a feature that
 is an indicator, a count or rare. A feature that first appears in mid-stream is added as if it had been missing in all
-earlier samples; that is exact, since an input at zero changes neither body nor head (`Engine.resize`). Once the
-learner's scales are fixed, a feature is added with its `ROWS_FOR_SCALE`th value, because a few values do not determine
-a scale; an indicator is added at once. A new class is added at once and exactly, since its indicator was zero until
-then.
+earlier samples; that is exact, since an input at zero changes neither body nor head (`Engine.resize`);
+`sepsa.learner.features` says when. A new class is added at once and exactly, since its indicator was zero until then.
 
 The state grows with the square of the number of features, and not with the number of samples. Once there are
 `max_features`, later ones are ignored.
@@ -28,10 +26,11 @@ import numpy as np
 from river import base, proba
 from river.utils import dataframe
 
+from sepsa.interfaces.model import Model
 from sepsa.interfaces.river_input import (
     Frame,
     Series,
-    in_columns,
+    frame_of,
     position,
     read_frame,
     read_row,
@@ -40,25 +39,21 @@ from sepsa.interfaces.river_input import (
     read_weights,
     values_in_order,
 )
-from sepsa.interrupt import locked, new_lock
-from sepsa.learner.arithmetic.robust import HUGE
+from sepsa.interrupt import DeferredInterrupt, locked, new_lock
 from sepsa.learner.calibration import probabilities
 from sepsa.learner.engine.options import BODIES
-from sepsa.learner.growth import Names, NewInput, class_codes, indicators, learn_rows
+from sepsa.learner.features import Features, in_columns
+from sepsa.learner.growth import Names, class_codes, indicators, learn_rows
 from sepsa.learner.learner import WARM_UP, StreamLearner
 from sepsa.learner.memory.parts import Floats
 from sepsa.learner.options import RiverOptions
-from sepsa.learner.scales import is_indicator, moments, reciprocal
 from sepsa.states import schema
-from sepsa.states.objects import Saves, check_stamp, rebuilt_as, stamp
-from sepsa.states.plain import pack_label, unpack_label, unpack_labels
+from sepsa.states.objects import rebuilt_as
+from sepsa.states.plain import pack_label, unpack_labels
 from sepsa.validation import one_of
 
-ROWS_FOR_SCALE = 32  # values of a late feature that determine its scale
-PLACEHOLDER = "sepsa: always missing"  # the only feature of a stream whose first sample has none
 
-
-class StreamModel(Saves, RiverOptions, base.Estimator):
+class StreamModel(Model, RiverOptions, base.Estimator):
     """The base of River's models: features and outputs by name, and a learner of rows of numbers."""
 
     _regression = True
@@ -67,9 +62,7 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("body", self.body, BODIES)
-        self._learner: StreamLearner | None = None
-        self._features: Names = {}
-        self._pending_features: dict[Hashable, list[float]] = {}  # features not entered yet, with their values
+        self._features = Features({}, {})
         self._outputs: Names = {}
         self._target_name: str | None = None
         self._lock = new_lock()
@@ -84,35 +77,17 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
     def _new_learner(self, inputs: int, outputs: int) -> StreamLearner:
         return StreamLearner(inputs, outputs, regression=self._regression, **self.of_learner())
 
-    @property
-    def outliers_(self) -> int:
-        """Number of samples whose target, feature or weight was implausible and was bounded by `loss="huber"`."""
-        return 0 if self._learner is None else self._learner.engine.outliers
-
-    @property
-    def chosen_(self) -> dict[str, Any]:
-        """The head with the largest weight; empty before the first sample.
-
-        A dict of its `features`, `ridge`, `forgetting`, the row `since` which it leads, and the `weights` of all heads.
-        """
-        return {} if self._learner is None else self._learner.engine.chosen
-
     def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
         """All outputs after these targets, new ones last in order of appearance, and the values (n, outputs)."""
         raise NotImplementedError
 
-    @locked
-    def __getstate__(self) -> dict[str, Any]:
-        own: Any = super().__getstate__()
-        copied = None if self._learner is None else self._learner.copy()  # others may learn before it is written
-        return stamp({name: value for name, value in own.items() if name != "_lock"} | {"_learner": copied})
+    def _known_targets(self, y: Any) -> list[float] | None:
+        """The value of each output, where y brings no new one; None where y must be read with care."""
+        raise NotImplementedError
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._take(**check_stamp(state), _lock=new_lock())
-
-    def _take(self, **attributes: Any) -> None:
-        """Set several attributes at once: an interrupt comes before all of them or after."""
-        self.__dict__.update(attributes)
+    def _answers(self, scores: Floats | None, rows: int) -> Any:
+        """The prediction of each row, or of each output by name, by scores (n, outputs), None before the first row."""
+        raise NotImplementedError
 
     # ------------------------------------------------------------------ saving
 
@@ -124,13 +99,13 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
         """
         return {
             "model": type(self).__name__,
-            "features": [pack_label(name) for name in self._features],
-            "pending_features": [[pack_label(name), list(values)] for name, values in self._pending_features.items()],
+            **self._features.state_dict(),
             "outputs": [pack_label(name) for name in self._outputs],
             "target_name": self._target_name,
             "learner": None if self._learner is None else self._learner.state_dict(),
         }
 
+    @locked
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a saved state.
 
@@ -141,39 +116,23 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
             ValueError: An entry is missing or wrong; the message names it and nothing changed.
         """
         keys = {"model", "features", "pending_features", "outputs", "target_name", "learner"}
-        new = schema.read("state_dict", state_dict, keys)
+        new, learner, sizes = schema.read("state_dict", state_dict, keys), None, (0, 0)
         new.equal("model", type(self).__name__)
-        features, outputs = unpack_labels(new, "features"), unpack_labels(new, "outputs")
-        pending: dict[Hashable, list[float]] = {}
-        pairs = new.items("pending_features")
-        for i in range(len(pairs)):
-            pair = pairs.items(i, 2)
-            values = pair.items(1).numbers()
-            if not 0 < len(values) < ROWS_FOR_SCALE:
-                raise pairs.damaged(i, f"a name and fewer than {ROWS_FOR_SCALE} values", pair.values)
-            pending[unpack_label(pair.path(0), pair[0])] = values
+        features, outputs = Features.from_state(new), unpack_labels(new, "outputs")
         if new["target_name"] is not None and not isinstance(new["target_name"], str):
-            raise ValueError(f"state_dict['target_name'] must be a string or None, got {new['target_name']!r}")
-        learner = None
+            raise new.damaged("target_name", "a string or None", new["target_name"])
         if new["learner"] is not None:
-            if not features or not outputs:
-                raise ValueError("state_dict['features'] and ['outputs'] must not be empty where there is a learner")
-            learner = self._new_learner(len(features), len(outputs))
-            learner.load_state_dict(new["learner"], "state_dict['learner']")
+            learner = self._new_learner(1, 1)
+            learner.load_state_dict(new["learner"], new.path("learner"))
             sizes = learner.engine.inputs, learner.engine.outputs
-            for name, known, count in zip(("features", "outputs"), (features, outputs), sizes, strict=True):
-                if len(known) != count:
-                    raise ValueError(f"state_dict[{name!r}] must hold {count} names, as the learner, got {len(known)}")
-        elif features or outputs:
-            raise ValueError("state_dict['learner'] must not be None where there are features")
-        with self._lock:
-            self._take(
-                _features=features,
-                _outputs=outputs,
-                _pending_features=pending,
-                _target_name=new["target_name"],
-                _learner=learner,
-            )
+        for name, known, count in zip(("features", "outputs"), (features.names, outputs), sizes, strict=True):
+            if len(known) != count:
+                raise new.damaged(name, f"{count} names, as the learner", len(known))
+        self._take(_features=features, _outputs=outputs, _target_name=new["target_name"], _learner=learner)
+
+    def _take(self, **attributes: Any) -> None:
+        """Set several attributes at once: an interrupt comes before all of them or after."""
+        self.__dict__.update(attributes)
 
     # ------------------------------------------------------------------ one sample
 
@@ -190,103 +149,66 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
         """
         with self._lock:
             learner, targets = self._learner, self._known_targets(y)
-            values = None if targets is None else values_in_order(x, self._features, learner)
-            if values is None or targets is None or learner is None or (w != 1.0 and not read_weight(w)):
+            values = None if targets is None else values_in_order(x, self._features.names, learner)
+            if values is None or learner is None or (w != 1.0 and not read_weight(w)):
                 self._learn_row(x, y, w)
             else:
                 learner.learn_row(values, targets, w)
-
-    def _known_targets(self, y: Any) -> list[float] | None:
-        """The value of each output, where y brings no new one; None where y must be read with care."""
-        raise NotImplementedError
 
     def _learn_row(self, x: Any, target: Any, w: float) -> None:
         names, X = read_row(x)
         if read_weight(w) > 0:
             outputs, Y = self._read_targets([target])
-            late = any(name not in self._features and X[0, j] == X[0, j] for j, name in enumerate(names))
-            full = len(self._features) >= self.max_features
-            if late and full:
-                self._warn_of_ignored(4)
-            if self._learner is None or (late and not full) or len(outputs) > len(self._outputs):
+            known = self._features.names
+            late = any(name not in known and X[0, j] == X[0, j] for j, name in enumerate(names))
+            if self._learner is None or late or len(outputs) > len(self._outputs):
                 self._learn(names, X, outputs, Y, np.array([float(w)]))
-            else:  # no copy is made where nothing grows
-                values = in_columns(names, X, self._features)[0].tolist()
-                self._learner.learn_row(values, Y[0].tolist(), float(w))
+            else:
+                self._learner.learn_row(in_columns(names, X, known)[0].tolist(), Y[0].tolist(), float(w))
 
     def _predict_row(self, x: dict[Any, Any]) -> list[float] | None:
         """The outputs for x; None before the first sample."""
-        values = values_in_order(x, self._features, self._learner)
-        if values is not None and self._learner is not None:
-            return self._learner.predict_row(values)
-        rows = self._predict(*read_row(x))
-        return None if rows is None else list(rows[0].tolist())
+        learner = self._learner
+        if learner is None:
+            read_row(x)
+            return None
+        values = values_in_order(x, self._features.names, learner)
+        if values is None:
+            values = in_columns(*read_row(x), self._features.names)[0].tolist()
+        return learner.predict_row(values)
+
+    def _distributions(self, x: dict[Any, Any]) -> list[proba.Gaussian]:
+        """A normal distribution for each output; mean and deviation are 0 before the first sample."""
+        (names, X), pairs = read_row(x), [(0.0, 0.0)]
+        if self._learner is not None:
+            means, leverage = self._learner.predict_with_leverage(in_columns(names, X, self._features.names))
+            pairs = list(zip(means[0], np.sqrt(self._learner.noise_variance() * (1 + leverage[0])), strict=True))
+        return [
+            proba.Gaussian._from_state(n=1, m=float(m), var=float(s) ** 2, ddof=0)  # type: ignore[no-untyped-call]
+            for m, s in pairs
+        ]
 
     # ------------------------------------------------------------------ rows
 
     def _learn(self, names: Sequence[Hashable], X: Floats, outputs: Names, Y: Floats, w: Floats) -> None:
-        """Learn rows in order, as one row after the other would; the model is changed by one assignment at the end."""
-        new, pending = self._new_features(names, X)
-        d, m = len(self._features), len(self._outputs)
-        features = self._features | {feature.name: d + j for j, feature in enumerate(new)}
-        table = in_columns(names, X, features)
-        own = None if self._learner is None else self._learner.copy()
-        output_rows = [0] * (len(outputs) - m) if self._regression else (Y[:, m:] > 0).argmax(0).tolist()
-        learner, _ = learn_rows(own, self._new_learner, table, Y, w, new, output_rows)
-        self._take(_learner=learner, _features=features, _outputs=outputs, _pending_features=pending)
-        learner.tell(len(w))
-
-    def _new_features(self, names: Sequence[Hashable], X: Floats) -> tuple[list[NewInput], dict[Hashable, list[float]]]:
-        """The features that enter with these rows, in order, and those that wait for more values, with theirs."""
-        new, pending = [], dict(self._pending_features)
-        wait = 1 if self.missing == "zero" else ROWS_FOR_SCALE
-        # Scales are fixed from this row on.
+        """Learn rows in order, as one row after the other would."""
+        m = len(self._outputs)
         fixed = max(0, WARM_UP - (0 if self._learner is None else self._learner.rows))
-        for j, name in enumerate(names):
-            rows = np.flatnonzero(~np.isnan(X[:, j]))
-            if name in self._features or not len(rows):
-                continue
-            if rows[0] < fixed:
-                new.append(self._new_input(int(rows[0]), name, [float(X[rows[0], j])], fixed))
-                continue
-            values = pending.pop(name, [])
-            indicator = self.missing == "auto" and not values and X[rows[0], j] == 1.0
-            needed = 1 if indicator else wait
-            wanted = needed - len(values)
-            values = values + X[rows[:wanted], j].tolist()
-            if len(values) == needed:
-                new.append(self._new_input(int(rows[wanted - 1]), name, values, fixed))
-            else:
-                pending[name] = values
-        if not self._features and not any(feature.row == 0 for feature in new):
-            new.append(self._new_input(0, PLACEHOLDER, [0.0], fixed))
-        new.sort(key=lambda feature: (feature.row, repr(feature.name)))
-        free = max(0, self.max_features - len(self._features))
-        if len(new) < free:
-            return new, pending
-        if len(new) > free or pending:
-            self._warn_of_ignored(6)
-        return new[:free], {}
-
-    def _warn_of_ignored(self, stacklevel: int) -> None:
-        """Tell once that features are ignored."""
-        if not self._ignores:
+        features, new, left_out = self._features.after(names, X, fixed, self.missing, self.max_features)
+        if left_out and not self._ignores:
             self._ignores = True
             warnings.warn(
                 f"more than {self.max_features} features: later ones are ignored; set max_features higher, at a price "
                 "that grows as its square, or put river.feature_extraction.FeatureHasher before the model",
                 UserWarning,
-                stacklevel=stacklevel,
+                stacklevel=4,
             )
-
-    def _new_input(self, row: int, name: Hashable, values: list[float], fixed: int) -> NewInput:
-        """A feature that enters at this row with these values; scales are fixed from row `fixed` on."""
-        clipped = np.clip(np.array(values), -HUGE, HUGE)
-        if self.missing == "zero" or (row >= fixed and self.missing == "auto" and is_indicator(np.array(values), 1.0)):
-            size = float(np.sqrt(np.mean(clipped**2)))
-            return NewInput(row, name, 0.0, 1 / size if size > 0 else 0.0, 1.0)
-        mean, variance = moments(clipped[:, None], np.ones(len(values)))
-        return NewInput(row, name, float(mean[0]), float(reciprocal(np.sqrt(variance))[0]))
+        table = in_columns(names, X, features.names)
+        output_rows = [0] * (len(outputs) - m) if self._regression else (Y[:, m:] > 0).argmax(0).tolist()
+        with DeferredInterrupt():
+            learner, _ = learn_rows(self._learner, self._new_learner, table, Y, w, new, output_rows)
+            self._take(_learner=learner, _features=features, _outputs=outputs)
+        learner.tell(len(w))
 
     @locked
     def learn_many(self, X: Frame, y: Series, w: float | Series = 1.0) -> None:
@@ -326,38 +248,12 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
             A series of predictions, or of labels, of the frame's library; for several targets a frame with a column for
             each.
         """
-        return self._native(self._predict(*read_frame(X)), X)
-
-    def _native(self, scores: Floats | None, X: Frame) -> Any:
-        """The predictions of rows by their outputs (n, outputs), None before the first sample, as X has its rows."""
-        frame = dataframe.into_frame(X)
-        return dataframe.to_native_series(self._answers(scores, len(frame)), name=self._target_name, like=frame)
-
-    def _answers(self, scores: Floats | None, rows: int) -> Any:
-        """The prediction of each row, by its outputs."""
-        raise NotImplementedError
+        names, rows = read_frame(X)
+        return frame_of(self._answers(self._predict(names, rows), len(rows)), X, self._target_name)
 
     def _predict(self, names: Sequence[Hashable], X: Floats) -> Floats | None:
-        if self._learner is None:
-            return None
-        return self._learner.predict(in_columns(names, X, self._features))
-
-    def _distributions(self, x: dict[Any, Any], outputs: int) -> list[proba.Gaussian]:
-        """A normal distribution for each output; mean and deviation are 0 before the first sample."""
-        mean, std = np.zeros(outputs), np.zeros(outputs)
-        if self._learner is not None:
-            names, X = read_row(x)
-            means, leverage = self._learner.predict_with_leverage(in_columns(names, X, self._features))
-            mean, std = means[0], np.sqrt(self._learner.noise_variance() * (1 + leverage[0]))
-        return [
-            proba.Gaussian._from_state(n=1, m=float(m), var=float(s) ** 2, ddof=0)  # type: ignore[no-untyped-call]
-            for m, s in zip(mean, std, strict=True)
-        ]
-
-    def _output_frame(self, values: Floats | None, X: Frame) -> Frame:
-        """A frame like X with the values (n, outputs) under the outputs' names; no columns before the first sample."""
-        columns = {} if values is None else dict(zip(self._outputs, values.T, strict=True))
-        return dataframe.to_native_frame(columns, like=dataframe.into_frame(X))
+        """The scores (n, outputs) of rows; None before the first sample."""
+        return None if self._learner is None else self._learner.predict(in_columns(names, X, self._features.names))
 
 
 @rebuilt_as("sepsa.river.SepSARegressor")
@@ -401,7 +297,7 @@ class SepSARegressor(StreamModel, base.MiniBatchRegressor):
         """
         with self._lock:
             if with_dist:
-                return self._distributions(x, 1)[0]
+                return self._distributions(x)[0]
             row = self._predict_row(x)
         return 0.0 if row is None else row[0]
 
@@ -446,7 +342,7 @@ class SepSAMultiTargetRegressor(StreamModel, base.MultiTargetRegressor):  # type
         """
         with self._lock:
             if with_dist:
-                return dict(zip(self._outputs, self._distributions(x, len(self._outputs)), strict=True))
+                return dict(zip(self._outputs, self._distributions(x), strict=False))
             row = self._predict_row(x)
         return {} if row is None else dict(zip(self._outputs, row, strict=True))
 
@@ -461,8 +357,8 @@ class SepSAMultiTargetRegressor(StreamModel, base.MultiTargetRegressor):  # type
         """
         self._learn_table(X, dataframe.into_frame(y).rows(named=True), w)
 
-    def _native(self, scores: Floats | None, X: Frame) -> Frame:
-        return self._output_frame(scores, X)
+    def _answers(self, scores: Floats | None, rows: int) -> dict[Any, Any]:
+        return {} if scores is None else dict(zip(self._outputs, scores.T, strict=True))
 
     def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
         outputs = self._outputs
@@ -537,7 +433,7 @@ class SepSAClassifier(StreamModel, base.MiniBatchClassifier):
             row = self._predict_row(x)
             if row is None:
                 return {}
-            return dict(zip(self._outputs, self._probabilities(np.array([row]))[0].tolist(), strict=True))
+            return dict(zip(self._outputs, self._shares(np.array([row]))[0].tolist(), strict=True))
 
     def _answers(self, scores: Floats | None, rows: int) -> list[Any]:
         labels = list(self._outputs)
@@ -553,11 +449,10 @@ class SepSAClassifier(StreamModel, base.MiniBatchClassifier):
         Returns:
             A frame with a column for each class, of the frame's library.
         """
-        out = self._predict(*read_frame(X))
-        return self._output_frame(None if out is None else self._probabilities(out), X)
+        scores = self._predict(*read_frame(X))
+        return frame_of({} if scores is None else dict(zip(self._outputs, self._shares(scores).T, strict=True)), X)
 
-    def _probabilities(self, scores: Floats) -> Floats:
-        assert self._learner is not None
+    def _shares(self, scores: Floats) -> Floats:
         return probabilities(scores, self._learner.engine.calibration_losses)
 
     def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -19,15 +19,6 @@ from sepsa.learner.memory.parts import Floats
 
 Frame = Any  # a frame or series of any library that River takes: pandas, polars, ...
 Series = Any
-
-
-def in_columns(names: Sequence[Hashable], X: Floats, features: Names) -> Floats:
-    """The columns of X (n, len(names)) in the order of `features`, NaN where X has none."""
-    table = np.full((len(X), len(features)), np.nan)
-    places = np.array([features.get(name, -1) for name in names], np.intp)
-    known = np.flatnonzero(places >= 0)
-    table[:, places[known]] = X[:, known]
-    return table
 
 
 def values_in_order(x: Any, names: Names, learner: StreamLearner | None = None) -> list[Any] | None:
@@ -143,3 +134,11 @@ def read_frame(X: Frame) -> tuple[list[Hashable], Floats]:
         for code, text in enumerate(column.texts):
             columns[f"{name}={text}"] = np.where(column.codes == code, 1.0, math.nan)
     return list(columns), np.stack(list(columns.values()), 1) if columns else np.empty((len(frame), 0))
+
+
+def frame_of(answers: Any, X: Frame, name: str | None = None) -> Any:
+    """A frame like X with columns by name, or a series of answers."""
+    frame = dataframe.into_frame(X)
+    if isinstance(answers, dict):
+        return dataframe.to_native_frame(answers, like=frame)
+    return dataframe.to_native_series(answers, name=name, like=frame)

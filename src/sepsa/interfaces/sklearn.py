@@ -405,40 +405,31 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         log_proba = np.log(self._probabilities(X))
         return log_proba[..., 1] - log_proba[..., 0] if log_proba.shape[-1] == 2 else log_proba
 
-    _EXTRA = ("classes", "columns", "calibration_loss")
+    _EXTRA = ("classes", "calibration_loss")
 
     def _extra_state(self) -> dict[str, Any]:
-        return {
-            "classes": {
-                "dtype": self.classes_.dtype.str,
-                "labels": (
-                    self.classes_.astype(np.int64) if self.classes_.dtype.kind in "mM" else self.classes_
-                ).tolist(),
-            },
-            "columns": self._columns.astype(np.int64),
-            "calibration_loss": self._losses.copy(),
-        }
+        classes = np.empty_like(self.classes_)
+        classes[self._columns] = self.classes_
+        labels = (classes.astype(np.int64) if classes.dtype.kind in "mM" else classes).tolist()
+        named = {"dtype": classes.dtype.str, "labels": labels}
+        return {"classes": named, "calibration_loss": self._losses.copy()}
 
     def _load_extra_state(self, state: Entries, outputs: int) -> None:
-        classes = state.entries("classes", {"dtype", "labels"})
-        labels = classes.items("labels").values
+        new = state.entries("classes", {"dtype", "labels"})
+        labels = new.items("labels", outputs).values
         if not all(type(label) in (str, bool, int, float) for label in labels):
-            raise classes.damaged("labels", "strings or numbers", labels)
+            raise new.damaged("labels", "strings or numbers", labels)
         try:
-            dtype = np.dtype(classes["dtype"])
-            check_memory(classes.path("labels"), dtype.itemsize * len(labels))
-            sorted_labels = np.array(labels, dtype=dtype)
+            dtype = np.dtype(new["dtype"])
+            check_memory(new.path("labels"), dtype.itemsize * outputs)
+            classes = np.array(labels, dtype)
         except (TypeError, ValueError, OverflowError) as error:
             raise state.damaged("classes", "labels of one dtype", error) from None
-        distinct = len(np.unique(sorted_labels)) == len(labels) == outputs
-        if not distinct or not np.array_equal(np.sort(sorted_labels), sorted_labels):
-            raise classes.damaged("labels", f"{outputs} sorted labels", labels)
-        columns = state.array("columns", (outputs,), np.int64).astype(np.intp)
-        if not np.array_equal(np.sort(columns), np.arange(outputs)):
-            raise state.damaged("columns", f"each of 0 to {outputs - 1} once", columns.tolist())
+        self.classes_, self._columns = np.unique(classes, return_index=True)
+        if len(self.classes_) < outputs:
+            raise new.damaged("labels", "distinct labels", labels)
         several = getattr(state["calibration_loss"], "ndim", 0) == 2 and labels == list(range(outputs))
         self._losses = state.array("calibration_loss", no_losses(*[outputs] * several).shape, low=0.0)
-        self.classes_, self._columns = sorted_labels, columns
 
     @property
     def _labels(self) -> bool:

@@ -135,31 +135,18 @@ def load_mixture(core: Core, state: Any, entry: str) -> None:
 
 
 def pickled(core: Core) -> dict[str, Any]:
-    """What a pickle holds: what makes an engine of the same form, with the models themselves, and its state."""
-    own = core.form._asdict()
-    own = {name: own[name] for name in ("inputs", "outputs", "hidden", "heads", "settings")}
-    own |= {"max_rows": core.form.most_rows, "options": saved(core.options), "mixed": core.form.mixed}
-    own |= {"table": [expert.name for expert in core.form.table]}
-    own |= {"generator": core.rng, "network": network_arrays(core)}
-    return own | (experts_and_mixture(core) if core.form.mixed else {})
+    """What a pickle holds: what makes an engine of the same form, and its state."""
+    form = core.form._asdict() | {"table": [expert.name for expert in core.form.table]}
+    return {"form": form, "options": saved(core.options), "state": state_dict(core)}
 
 
 def unpickled(state: dict[str, Any]) -> Core:
     """The engine of which `pickled` returned this; a pickle of another development version is refused."""
-    of_form = ("inputs", "outputs", "hidden", "heads", "settings", "mixed")
-    more = {"experts", "mixture"} if state.get("mixed") else set[str]()
-    others = {"max_rows", "options", "table", "generator", "network"}
-    schema.read("the pickle", state, {*of_form, *others, *more})
-    own = {name: state[name] for name in of_form}
-    table = tuple(expert for expert in EXPERTS if expert.name in state["table"])
-    form = Form(**own, most_rows=state["max_rows"], table=table)
-    options = np.array(tuple(state["options"].tolist()), OPTIONS.dtype)
-    core = started(form, options, state["generator"])
-    load_arrays(core, {name: array.ravel() for name, array in state["network"].items()}, "network")
-    if form.mixed:
-        load_experts(core, state["experts"], "experts")
-        load_mixture(core, state["mixture"], "mixture")
-    return core
+    new = schema.read("the pickle", state, {"form", "options", "state"})
+    form = dict(new.entries("form", set(Form._fields)).values)
+    form["table"] = tuple(expert for expert in EXPERTS if expert.name in form["table"])
+    options = np.array(tuple(new["options"].tolist()), OPTIONS.dtype)
+    return loaded(started(Form(**form), options, np.random.default_rng()), new["state"], "the pickle")
 
 
 # ---------------------------------------------------------------------- growth
