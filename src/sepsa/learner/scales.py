@@ -89,20 +89,23 @@ def trimmed(X: Floats) -> Floats:
     The typical distance is the median over the values that differ from the median, so that a rare indicator is kept.
     """
     X = np.clip(X, -HUGE, HUGE)
-    median, most = plausible_distances(X)
-    return np.where(np.abs(X - median) > most, np.nan, X)
+    off = X - column_quantiles(X, [0.5])[:, 0]
+    return np.where(np.abs(off) > 30 * quantiles_of_sizes(off, [0.5])[:, 0], np.nan, X)
 
 
-def bounded(X: Floats) -> Floats:
-    """X with values that lie more than 30 typical distances from their column's median at that distance."""
-    median, most = plausible_distances(np.clip(X, -HUGE, HUGE))
-    return np.clip(X, median - most, median + most)
+def plausible(Y: Floats, weight: Floats, predictions: Floats) -> tuple[Floats, Floats]:
+    """Targets Y (n, outputs) no farther from predictions than is plausible, and weights (n,) of the rows.
 
-
-def plausible_distances(X: Floats) -> tuple[Floats, Floats]:
-    """The median (columns,) of each column, and 30 typical distances from it."""
-    median = column_quantiles(X, [0.5])[:, 0]
-    return median, 30 * quantiles_of_sizes(X - median, [0.5])[:, 0]
+    Plausible is three times as far as nine tenths of the errors, or as far as all but a fiftieth of them and four more.
+    The weight of a row beyond that falls with the square of its distance.
+    """
+    Y = np.clip(Y, -HUGE, HUGE)
+    sizes, last = np.abs(Y - predictions), len(Y) - 1
+    ordered = np.sort(sizes, axis=0)
+    spared = int(BURST + ORDINARY * len(Y))
+    most = np.maximum(3 * ordered[int(0.9 * last)], ordered[max(last - spared, 0)])
+    trust = np.divide(most, sizes, out=np.ones_like(Y), where=sizes > most).min(1)
+    return np.clip(Y, predictions - most, predictions + most), weight * trust**2
 
 
 def quantiles_of_sizes(X: Floats, levels: list[float]) -> Floats:

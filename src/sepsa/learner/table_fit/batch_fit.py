@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from sepsa.learner.learner import StreamLearner
 from sepsa.learner.memory.parts import Floats
 from sepsa.learner.rows import row_parts
-from sepsa.learner.scales import bounded, moments, reciprocal
+from sepsa.learner.scales import moments, plausible, reciprocal
 from sepsa.learner.table_fit.committee import Committee
 from sepsa.learner.table_fit.progress import Progress
 from sepsa.learner.table_fit.stacking import Mixture
@@ -100,14 +100,14 @@ class Job(NamedTuple):
     """What the steps of a fit share.
 
     `new_network` makes a learner with a network alone, and `new_mixture`, if there are other experts, one with the same
-    network and them; both have the options for learning after the fit. `compared` has the targets by which errors are
-    measured. The result does not depend on the number of `threads`.
+    network and them; both have the options for learning after the fit. `robust` bounds the errors on rows left out. The
+    result does not depend on the number of `threads`.
     """
 
     new_network: NewLearner
     new_mixture: NewLearner | None
     table: Table
-    compared: Table
+    robust: bool
     folds: list[Fold]
     schedule: Schedule
     threads: int
@@ -169,8 +169,7 @@ def fit(
     bounded targets.
     """
     n = len(table.Y)
-    compared = table._replace(Y=bounded(table.Y)) if robust and n > 1 else table
-    job = Job(new_network, new_mixture, table, compared, [], schedule, threads, rng)
+    job = Job(new_network, new_mixture, table, robust, [], schedule, threads, rng)
     if n == 1:
         (learner,) = trained_on_all(job.of_passes(1))
         learner.engine.set_effective_samples(float(table.weight.sum()), learner.noise_variance())
@@ -180,12 +179,11 @@ def fit(
     folds = np.array_split(rng.permutation(n), min(n, FOLDS if together or count < many else many))
     share = float(table.weight.sum()) * (1.0 if together else 1 - 1 / len(folds))
     folds = folds[: math.ceil(ENOUGH / len(folds[-1])) if together else count]
-    left_out = compared.rows(np.concatenate(folds))
     trials = schedule.trials(n, len(folds) + together) if early_stopping else [schedule.passes]
     experts = None if new_mixture is None else teach_experts(job, folds)
     progress = Progress("sepsa: fit:", sum(n - len(fold) for fold in folds) * sum(trials), after=LONG)
     job = job._replace(folds=folds, schedule=schedule._replace(progress=progress))
-    trial = best_trial(job, experts, trials)
+    trial, left_out = best_trial(job, experts, trials)
     members = trial.networks if experts is None else with_networks(experts, trial.networks)
     if together:
         members = trained_on_all(job.of_passes(trial.passes))
@@ -203,12 +201,13 @@ def fit(
     return FitResult(Committee(members, inflation), trial.passes, np.concatenate(folds), trial.means)
 
 
-def best_trial(job: Job, experts: list[StreamLearner] | None, trials: list[int]) -> Trial:
-    """Networks, trained without a fold each, of the last number of passes that did not raise the error there.
+def best_trial(job: Job, experts: list[StreamLearner] | None, trials: list[int]) -> tuple[Trial, Table]:
+    """Networks, trained without a fold each, of the last number of passes that did not raise the error there; the rows.
 
     With `experts`, it is the error of their mixture with the networks. More passes are tried while they lower it.
     """
     best: Trial | None = None
+    left_out = None if experts is None else rows_left_out(job, experts)
     for passes in trials:
         mine = job.of_passes(passes)
         try:
@@ -217,7 +216,9 @@ def best_trial(job: Job, experts: list[StreamLearner] | None, trials: list[int])
             if best is None:
                 raise
             break  # the trial with fewer passes is kept
-        trial = judged(mine, experts, networks)
+        if left_out is None:
+            left_out = rows_left_out(job, networks)
+        trial = judged(mine, experts, networks, left_out)
         if job.schedule.verbose:
             print(f"{passes} passes: squared error {trial.error:.4g} on rows left out")
         if not trial.error < TOLERANCE * (np.inf if best is None else best.error):
@@ -225,21 +226,33 @@ def best_trial(job: Job, experts: list[StreamLearner] | None, trials: list[int])
         falls, best = trial.falls(best), trial
         if not falls:
             break
-    if best is None:
+    if best is None or left_out is None:
         raise NotFinite(
             "the errors on rows left out are not finite: nothing was learned; lower learning_rate, or rescale X and y"
         )
-    return best
+    return best, left_out
 
 
-def judged(job: Job, experts: list[StreamLearner] | None, networks: list[StreamLearner]) -> Trial:
+def rows_left_out(job: Job, learners: list[StreamLearner]) -> Table:
+    """The rows that learners left out, by which errors are measured; robust: with targets that are plausible."""
+    rest = job.table.rows(np.concatenate(job.folds))
+    if not job.robust:
+        return rest
+    told = [
+        learner.predict(part)
+        for learner, fold in zip(learners, job.folds, strict=True)
+        for _, part in row_parts(job.table.X[fold])
+    ]
+    return Table(rest.X, *plausible(rest.Y, rest.weight, np.concatenate(told)))
+
+
+def judged(job: Job, experts: list[StreamLearner] | None, networks: list[StreamLearner], left_out: Table) -> Trial:
     """What networks, with `experts` if given, predict of the rows that each left out."""
-    compared, folds = job.compared, job.folds
-    left_out = compared.rows(np.concatenate(folds))
+    folds = job.folds
     parts = [
         network.predict_with_leverage(part)
         for network, fold in zip(networks, folds, strict=True)
-        for _, part in row_parts(compared.X[fold])
+        for _, part in row_parts(job.table.X[fold])
     ]
     alone, leverages = (np.concatenate(part) for part in zip(*parts, strict=True))
     means, mixture = alone, None
@@ -247,7 +260,7 @@ def judged(job: Job, experts: list[StreamLearner] | None, networks: list[StreamL
         members = with_networks(experts, networks)
         mixture = Mixture.of(members, *left_out, [len(fold) for fold in folds])
         means = mixture.predictions
-    gain = error_weights(networks[0], compared)
+    gain = error_weights(networks[0], left_out)
     with np.errstate(all="ignore"):
         squares = [(left_out.Y - each) ** 2 @ gain for each in (means, alone)]
     errors = [float(np.average(each, weights=left_out.weight)) for each in squares]
@@ -288,10 +301,15 @@ def teach_experts(job: Job, folds: list[Fold]) -> list[StreamLearner]:
         learner = job.new_mixture(seed)
         learner.fit_scales(*rest)
         X, Y, weight = rest.rows(np.concatenate(orders))
+        before = np.empty_like(Y)  # the predictions before a row was learned
         for some, part in row_parts(X, learner.engine.batch_size):
-            if not stop.is_set():
-                learner.learn(part, Y[some], weight[some])
-        learner.fit_experts(*job.compared.without(folds[k]))
+            if stop.is_set():
+                return learner
+            before[some] = learner.learn(part, Y[some], weight[some])
+        if job.robust:
+            first = np.argsort(orders[0])
+            rest = Table(rest.X, *plausible(rest.Y, rest.weight, before[first]))
+        learner.fit_experts(*rest)
         return learner
 
     return in_threads(member, len(folds), job.threads)

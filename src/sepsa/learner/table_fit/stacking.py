@@ -17,6 +17,7 @@ from sepsa.learner.experts.stack import FLOOR, PRIOR, RIDGE, STACK_FORGETTING, s
 from sepsa.learner.learner import StreamLearner
 from sepsa.learner.memory.parts import Floats
 from sepsa.learner.rows import row_parts
+from sepsa.learner.scales import reciprocal
 
 
 class Mixture(NamedTuple):
@@ -30,12 +31,13 @@ class Mixture(NamedTuple):
     def of(cls, learners: Sequence[StreamLearner], X: Any, Y: Floats, weight: Floats, folds: Sequence[int]) -> Mixture:
         """The mixture of learners that left out one part of these rows each; `folds` are the lengths of the parts."""
         engines: list[Any] = [learner.engine for learner in learners]  # those with experts
-        unit = np.sqrt(engines[0].memory("GAIN", "network"))
+        units = [np.sqrt(engine.memory("GAIN", "network")) for engine in engines]  # in which each answers
+        unit = units[0]
         offset = np.repeat([learner.offset for learner in learners], folds, axis=0)
         ends = np.cumsum(folds)[:-1]
         parts = [
-            engine.answers(part)
-            for engine, rows in zip(engines, np.split(np.arange(len(Y)), ends), strict=True)
+            engine.answers(part) * (unit * reciprocal(own))
+            for engine, own, rows in zip(engines, units, np.split(np.arange(len(Y)), ends), strict=True)
             for _, part in row_parts(X[rows])
         ]
         answers, targets = np.concatenate(parts), (Y - offset) * unit
