@@ -2,8 +2,8 @@
 
 The rows are cut into folds, and learner k is trained without fold k, so that the rows of the fold have a prediction by
 a learner that has never seen them. These predictions determine the number of passes, the weights of the experts and the
-width of intervals. Five learners leave out a fifth each; where rows are many, three that leave out a tenth are enough.
-All are kept, because the mean of their predictions has a smaller error than any one of them.
+width of intervals. Five learners leave out a fifth each, from 500 rows on a tenth; where rows are many, three are
+enough. All are kept, because the mean of their predictions has a smaller error than any one of them.
 
 A pass takes the rows in random order, in mini-batches; over T passes the body's rate falls as cos from `rate` to zero
 and the head forgets by `forgetting` per mini-batch, because its curvature is that of features which have moved since.
@@ -38,7 +38,7 @@ from sepsa.learner.table_fit.progress import Progress
 from sepsa.learner.table_fit.stacking import Mixture
 from sepsa.validation import NotFinite
 
-FOLDS = 10  # of many rows; few have as many as members
+FOLDS = 10  # where those of the members leave out `ENOUGH` rows; else as many as members
 MEMBERS = (3, 5)  # the least and the most; ROWS_OF_MEMBERS / rows in between
 ROWS_OF_MEMBERS = 15_000
 VISITS = 1_200_000  # of rows, over all learners and passes, by a small compiled network: some seconds
@@ -176,7 +176,7 @@ def fit(
         return FitResult(Committee([learner]), 1, np.empty(0, np.intp), np.empty((0, table.Y.shape[1])))
     few, many = MEMBERS
     count = max(few, min(many, ROWS_OF_MEMBERS // n))
-    folds = np.array_split(rng.permutation(n), min(n, FOLDS if together or count < many else many))
+    folds = np.array_split(rng.permutation(n), min(n, FOLDS if together or n * count >= ENOUGH * FOLDS else count))
     share = float(table.weight.sum()) * (1.0 if together else 1 - 1 / len(folds))
     folds = folds[: math.ceil(ENOUGH / len(folds[-1])) if together else count]
     trials = schedule.trials(n, len(folds) + together) if early_stopping else [schedule.passes]
@@ -238,11 +238,15 @@ def rows_left_out(job: Job, learners: list[StreamLearner]) -> Table:
     rest = job.table.rows(np.concatenate(job.folds))
     if not job.robust:
         return rest
-    told = [
-        learner.predict(part)
-        for learner, fold in zip(learners, job.folds, strict=True)
-        for _, part in row_parts(job.table.X[fold])
-    ]
+    told = []
+    for learner, fold in zip(learners, job.folds, strict=True):
+        for some, part in row_parts(job.table.X[fold]):
+            each = learner.predict(part)[:, None]
+            if job.new_mixture is not None:
+                unit = np.sqrt(learner.engine.memory("GAIN", "network"))
+                each = learner.engine.answers(part) * reciprocal(unit) + learner.offset
+            near = np.abs(each - job.table.Y[fold][some, None]).argmin(1)
+            told.append(np.take_along_axis(each, near[:, None], 1)[:, 0])
     return Table(rest.X, *plausible(rest.Y, rest.weight, np.concatenate(told)))
 
 
