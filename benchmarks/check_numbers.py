@@ -41,8 +41,8 @@ PYTHON = sys.executable
 
 # What is no result, by page, and what it is.
 CONSTANTS: dict[str, dict[str, str]] = {
-    "docs/algorithm.md": {"1e-8": "the tolerance of a test", "20,000": "steps of the benchmark"},
-    "docs/how-to-choose.md": {
+    "docs/how-it-works/algorithm.md": {"1e-8": "the tolerance of a test", "20,000": "steps of the benchmark"},
+    "docs/how-to/choose.md": {
         **dict.fromkeys(("0.99", "0.999"), "a forgetting"),
         **dict.fromkeys(("1e5", "1e10"), "a limit that health() tells"),
         "64": "features of a stream's body",
@@ -277,7 +277,7 @@ def finals(name: str) -> dict[int, float]:
 def derived(page: str) -> tuple[Value, ...]:
     """What a page computes from committed numbers."""
     found: list[tuple[str, float]] = []
-    if page == "docs/performance.md":  # ratios of two contestants, turn by turn
+    if page == "docs/how-it-works/performance.md":  # ratios of two contestants, turn by turn
         turns = json.loads((ROOT / "benchmarks/streams/stream.json").read_text(encoding="utf-8"))["contestants"]
         for ours, theirs in (
             ("sepsa in River", "River LinearRegression"),

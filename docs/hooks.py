@@ -5,6 +5,7 @@ Each program of examples/ that a page links to becomes a page of its own.
 
 from __future__ import annotations
 
+import posixpath
 import re
 import runpy
 from pathlib import Path
@@ -14,9 +15,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
-# A link or picture that leaves docs/: from a page in docs/, or in a folder of it.
-OUTSIDE = re.compile(r"\]\((?:\.\./)+((?:results|benchmarks|examples)/[\w./-]+)\)")
-
+LINK = re.compile(r"\]\(((?:\.\./)+[\w./-]+)\)")
 
 # The places on pages for what is written here.
 OPTIONS = "<!-- written by docs/hooks.py: options -->"
@@ -27,8 +26,12 @@ def readme() -> str:
     """Return what README says before the part on clones, with its links as those of a page in docs/."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     text = text[text.index("\n") : text.index("## From a clone")]
-    text = re.sub(r"\[([^\]]*)\]\(reproduction/README\.md\)", r"\1", text)
-    return text.replace("](docs/", "](")
+    return unlinked(text).replace("](docs/", "](")
+
+
+def unlinked(text: str) -> str:
+    """Return a text without links to the READMEs of folders, which are no pages of the site."""
+    return re.sub(r"\[([^\]]*)\]\([\w/]*README\.md\)", r"\1", text)
 
 
 def options() -> str:
@@ -61,7 +64,7 @@ def on_config(config: Any, **_: Any) -> Any:
 def on_files(files: Files, config: Any, **_: Any) -> Files:
     """Add the files that pages link to, so that a number and its JSON are on one site."""
     pages = {
-        page: (ROOT / source).read_text(encoding="utf-8")
+        page: unlinked((ROOT / source).read_text(encoding="utf-8"))
         for page, source in PAGES.items()
     }
     for name in ("map", "parts"):
@@ -70,10 +73,12 @@ def on_files(files: Files, config: Any, **_: Any) -> Files:
         ]()
     for page, content in pages.items():
         files.append(File.generated(config, page, content=content))
-    linked = set()
-    for page in files.documentation_pages():
-        linked.update(OUTSIDE.findall(page.content_string))
-    for name in sorted(linked):
+    linked = {
+        outside(page.src_uri, link)
+        for page in files.documentation_pages()
+        for link in LINK.findall(page.content_string)
+    }
+    for name in sorted(linked - {""}):
         # A missing file stays a broken link, which a strict build refuses.
         if (ROOT / name).is_file():
             content = (ROOT / name).read_bytes()
@@ -81,6 +86,12 @@ def on_files(files: Files, config: Any, **_: Any) -> Files:
                 content = program_page(name, content.decode())
             files.append(File.generated(config, page_name(name), content=content))
     return files
+
+
+def outside(page: str, link: str) -> str:
+    """Return the file of the repository that a page in docs/ links to, if it lies outside of docs/."""
+    name = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), link))
+    return "" if name.startswith("docs/") else name
 
 
 def page_name(name: str) -> str:
@@ -101,9 +112,15 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     markdown = re.sub(
         r"^( *```text)$", r'\1 title="Output"', markdown, flags=re.MULTILINE
     )
-    up = "../" * page.file.src_uri.count("/")
-    markdown = OUTSIDE.sub(lambda link: f"]({up}{page_name(link[1])})", markdown)
-    if page.file.src_uri.startswith("examples/"):
+    uri = page.file.src_uri
+    up = "../" * uri.count("/")
+
+    def inside(link: re.Match[str]) -> str:
+        name = outside(uri, link[1])
+        return f"]({up}{page_name(name)})" if name else link[0]
+
+    markdown = LINK.sub(inside, markdown)
+    if uri.startswith("examples/"):
         return markdown
     return re.sub(r"<!--.*?-->\n?", "", markdown, flags=re.DOTALL)
 

@@ -1,6 +1,6 @@
 """Pages as programs: run their code, compare what it prints with what they show, and write what has changed.
 
-    python docs/pages.py README.md docs/faq.md    # these pages; without names the tutorials and the gallery
+    python docs/pages.py README.md docs/help/faq.md    # these pages; without names the tutorials and the gallery
 
 A page's ```python blocks run in order, in one namespace, and its ```sh blocks in bash, all in one empty folder with
 the files beside the page that np.load reads or that are named examples/NAME.csv. A block that prints is followed by a

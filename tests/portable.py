@@ -33,7 +33,7 @@ NUMERICAL = (
 )  # fmt: skip
 # A golden, a page, and solvers of several kinds.
 SHORT = (
-    "tests/test_docs.py::test_the_code_on_a_page_prints_what_the_page_shows[docs/how-to-choose.md]",
+    "tests/test_docs.py::test_the_code_on_a_page_prints_what_the_page_shows[docs/how-to/choose.md]",
     "tests/test_goldens.py", "tests/heads/test_exactness.py", "tests/heads/test_lbfgs.py",
     "tests/heads/test_logistic.py", "tests/reproduction/test_slimtik.py",
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """Bad input, in one table: each row does something wrong and names what the user sees.
 
-`ACTS` does what the rows of the table "What happens on bad input" of docs/reliability.md say. Every part of a row's
-last cell in `backquotes` must occur in what the user sees, the error with its class, the warnings, or the lines and the
+`ACTS` does what the table "What happens on bad input" of docs/how-to/reliability.md says. Every part of a row's last
+cell in `backquotes` must occur in what the user sees, the error with its class, the warnings, or the lines and the
 exit code of the command. To add a row, write it into the page and a function under the same words into `ACTS`.
 `FURTHER` are mistakes that would train silently wrong, and further errors, with a pattern of what is seen. An error
 leaves the model as it was.
@@ -27,7 +27,7 @@ from heads.test_properties import SOLVERS as CASES
 from sepsa import RLS, SepSA, SoftmaxNewton
 from training_loops import Named, batches, in_a_thread
 
-PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
+PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "reliability.md"
 
 
 def seen(function, *arguments, unchanged=None, **options):

@@ -249,7 +249,7 @@ def test_generated_tables_are_what_the_script_prints(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["prequential.py", "--table"])
     runpy.run_module("benchmarks.streams.prequential", run_name="__main__")
     printed = capsys.readouterr().out.splitlines()
-    for page in ("docs/streams.md", "docs/how-to-choose.md"):
+    for page in ("docs/benchmarks/streams.md", "docs/how-to/choose.md"):
         text = (ROOT / page).read_text(encoding="utf-8")
         for part in re.findall("<!-- prequential begin -->(.*?)<!-- prequential end -->", text, re.DOTALL):
             lines = [line for line in part.splitlines() if line.startswith("|")]

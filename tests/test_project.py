@@ -65,7 +65,9 @@ def test_the_oldest_versions_are_those_that_are_promised():
 
 
 def test_the_page_on_versions_says_the_same():
-    rows = re.findall(r"^\| ([\w-]+).*?\| `([\d.]+)` \| `([\d.]+)` \|$", read("docs/policy.md"), flags=re.MULTILINE)
+    rows = re.findall(
+        r"^\| ([\w-]+).*?\| `([\d.]+)` \| `([\d.]+)` \|$", read("docs/project/policy.md"), flags=re.MULTILINE
+    )
     assert len(rows) == 6
     oldest, newest = pins("oldest.txt"), pins("constraints.txt")
     for package, old, new in rows:

@@ -58,7 +58,7 @@ def test_the_first_four_are_notebooks():
 
 
 def test_every_example_is_in_the_gallery_or_for_engines_on_their_page():
-    pages = [(DOCS / name).read_text(encoding="utf-8") for name in ("gallery.md", "scale.md")]
-    examples = [path.relative_to(DOCS).as_posix() for path in (DOCS / ".." / "examples").rglob("*.py")]
+    pages = [(DOCS / name).read_text(encoding="utf-8") for name in ("gallery.md", "how-to/scale.md")]
+    examples = [path.relative_to(DOCS.parent).as_posix() for path in (DOCS.parent / "examples").rglob("*.py")]
     assert len(examples) > 20
-    assert [path for path in examples if f"]({path})" not in pages["/engines/" in path]] == []
+    assert [path for path in examples if f"../{path})" not in pages["/engines/" in path]] == []

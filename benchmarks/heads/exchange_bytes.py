@@ -2,7 +2,7 @@
 
     python benchmarks/heads/exchange_bytes.py
 
-Writes exchange_bytes.json, the table of docs/scale.md: float32, 64 rows a rank, 10 outputs; beside it the all-reduce of
+Writes exchange_bytes.json, for docs/how-to/scale.md: float32, 64 rows a rank, 10 outputs; beside it the all-reduce of
 a body of 25 million parameters.
 """
 

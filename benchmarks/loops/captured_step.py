@@ -6,7 +6,7 @@ Without names all four: a step at each batch size (for those "channels last" the
 tries its algorithms), one pass over 60,000 single images (MNIST's where SEPSA_DATA has them, with the accuracy; noise
 otherwise), and the model compiled by torch.compile(fullgraph=True) against eager, on the CPU and on the GPU. Each adds
 to captured_step.json, which is written after every round and row, so a run that is cut off loses nothing. All but the
-model on the CPU need a CUDA device. `--table` prints docs/performance.md's rows.
+model on the CPU need a CUDA device. `--table` prints docs/how-it-works/performance.md's rows.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def whole_model(device: str, rounds: int, note: Any, batch: int = 64) -> None:
 
 
 def table(result: dict[str, Any]) -> None:
-    """The rows of docs/performance.md that the JSON has."""
+    """The rows of docs/how-it-works/performance.md that the JSON has."""
     one, many = (result.get(f"batch {batch}", {}).get("seconds", {}) for batch in (1, 64))
     for name in [*(f"{way} {kind}" for way in ("eager", "captured") for kind in ("Adam", "SepSA")), *CONTESTANTS[:6]]:
         if name in one and name in many:

@@ -3,7 +3,7 @@
     python benchmarks/reliability/reliability.py                 # half an hour on two cores
     python benchmarks/reliability/reliability.py --from A B      # sums files that `pytest --tally` wrote
 
-Writes reliability.json, from which docs/reliability.md quotes.
+Writes reliability.json, from which docs/how-to/reliability.md quotes.
 """
 
 from __future__ import annotations

@@ -1024,7 +1024,7 @@ def print_table(first: str, rows: dict[str, dict[str, Any]]) -> None:
 
 
 def print_tables(half: str | None, ours: str) -> None:
-    """As docs/streams.md has them."""
+    """As docs/benchmarks/streams.md has them."""
     told = averages(known())
     for part in [half] if half else HALVES:
         for kind in (NUMBER, LABEL):

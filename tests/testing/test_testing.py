@@ -1,4 +1,4 @@
-"""The battery fails broken solvers, each for its own reason; docs/solvers.md runs it on the solver that it writes."""
+"""The battery fails broken solvers, each for its own reason; docs/how-to/solvers.md runs it on its own."""
 
 import contextlib
 import re
@@ -16,7 +16,7 @@ from sepsa import NotFinite
 from sepsa.heads import Capturable, HeadSolver
 from sepsa.testing import CHECKS, Case, check_solver
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "solvers.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "how-to" / "solvers.md"
 CODE = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), flags=re.DOTALL)[1]
 
 

@@ -139,7 +139,7 @@ def test_repeated_samples_are_warned_of_in_a_loop_of_ones_own(size):
                     one.step()
                     one.zero_grad()
     assert [str(one.message) for one in recorded] == [
-        "samples repeat: pass samples_per_epoch=..., see docs/overfitting.md"
+        "samples repeat: pass samples_per_epoch=..., see docs/how-to/overfitting.md"
     ]
     assert recorded[0].filename == __file__
     assert not optimizer.model._forward_pre_hooks
@@ -166,7 +166,7 @@ def test_repeated_samples_are_warned_of_once_and_change_nothing(size):
                 optimizer.learn(x[rows], y[rows])
                 twin.learn(x[rows], y[rows])
         warned = [str(one.message) for one in recorded]
-    assert warned == ["samples repeat: pass samples_per_epoch=..., see docs/overfitting.md"]
+    assert warned == ["samples repeat: pass samples_per_epoch=..., see docs/how-to/overfitting.md"]
     torch.testing.assert_close(optimizer.head.weight, twin.head.weight, rtol=0, atol=0)
 
 

@@ -246,7 +246,7 @@ class SepSA(Optimizer, Generic[S]):
         """Warn once where samples have come again."""
         if self._repeats is not None and self._repeats.found:
             self._repeats = None
-            warnings.warn("samples repeat: pass samples_per_epoch=..., see docs/overfitting.md", stacklevel=3)
+            warnings.warn("samples repeat: pass samples_per_epoch=..., see docs/how-to/overfitting.md", stacklevel=3)
 
     def learn(
         self,

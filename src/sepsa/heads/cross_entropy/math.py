@@ -45,7 +45,7 @@ from sepsa.heads.least_squares.math import (
 FADE = 7.0  # how many old samples a new one replaces in the curvature
 # The least squared pivot of a curvature of unit diagonal that is formed as sums of samples of this dtype.
 LOST_DIGITS = {torch.float64: 1e-10, torch.float32: 1e-5}
-SMALL, LARGE = 64, 3  # of more than 64 columns, a block of p/3 samples is large; docs/performance.md
+SMALL, LARGE = 64, 3  # of more than 64 columns, a block of p/3 samples is large; docs/how-it-works/performance.md
 CHUNK = 2**25  # numbers that an array of samples and classes has at most
 TOLERANCE = 1e-3  # of the sum of a sample's class probabilities: float16 and bfloat16 round them
 

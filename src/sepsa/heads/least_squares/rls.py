@@ -292,7 +292,7 @@ class RLS(OwnsHead):
     def health(self) -> dict[str, float]:
         """Return numbers that show why a run goes wrong, to log about every hundred steps.
 
-        They are `condition`, `smallest_eigenvalue`, `effective_samples` and `dead_features`; docs/how-to-choose.md
+        They are `condition`, `smallest_eigenvalue`, `effective_samples` and `dead_features`; docs/how-to/choose.md
         explains each and what to do. The cost is a singular value decomposition of a p x p matrix.
         """
         state, counters = self._read()

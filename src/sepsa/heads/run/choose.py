@@ -1,7 +1,7 @@
 """The choice of the backend that computes an update, from one table; no other file decides.
 
 A head solver asks `choose` with what it knows of the update, an `UpdateSize`, and takes the first row of its table in
-which the backend is able to compute the case and is faster than those below. `docs/performance.md` measures the limits.
+which the backend is able to compute the case and is faster than those below; docs/how-it-works/performance.md.
 
 To force a choice, for a test, a bug report or a comparison: `with force("torch"): ...`, or the environment variable
 `SEPSA_BACKEND=torch` for a whole process. A forced backend computes every case that it is able to, whatever the speed;
