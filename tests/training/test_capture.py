@@ -10,7 +10,7 @@ from torch.nn.functional import mse_loss, smooth_l1_loss
 
 from sepsa import SepSA
 from sepsa.training.body_step import BodyStep
-from sepsa.training.capture import capture
+from sepsa.training.capture import PROPORTIONAL, capture, check_optimizer
 from training_loops import network, same
 
 
@@ -99,3 +99,49 @@ def test_a_bad_batch_leaves_body_buffers_and_moments_as_they_were(base):
         weight = model[0].weight.detach().clone()
         step(x)
         assert not torch.equal(model[0].weight, weight)
+
+
+OPTIMIZERS = [
+    *((torch.optim.SGD, options) for options in ({}, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1})),
+    *((torch.optim.RMSprop, options) for options in ({}, {"momentum": 0.9, "centered": True})),
+    (torch.optim.Adadelta, {}),
+]
+
+
+@pytest.mark.parametrize(("base", "options"), OPTIMIZERS)
+def test_one_recording_serves_every_rate_of_an_optimizer_whose_steps_are_proportional_to_it(base, options):
+    """The body's step as a graph runs it, at rate 1 and multiplied by a tensor, beside the optimizer with its rate."""
+    model, twin = network(), network()
+    one, two = (base(m.parameters(), lr=1.0, **options) for m in (model, twin))
+    assert isinstance(one, PROPORTIONAL)
+    rate, finite = torch.zeros(()), torch.ones((), dtype=torch.bool)
+    body = BodyStep(model, one, mse_loss, torch.zeros(()), torch.zeros((), dtype=torch.long), [rate], compiled=False)
+    x, y = data()
+    for i in range(12):
+        two.param_groups[0]["lr"] = 0.1 / (1 + i)
+        rate.fill_(0.1 / (1 + i))
+        for m, optimizer in ((model, one), (twin, two)):
+            optimizer.zero_grad()
+            mse_loss(m(x), y).backward()
+        body.step(torch.zeros(()), [finite])
+        two.step()
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
+
+
+HOST = {"Adafactor", "Adagrad", "LBFGS", "SparseAdam"}  # whose steps need values on the host
+
+
+@pytest.mark.parametrize(
+    "name", sorted({name for name, kind in vars(torch.optim).items() if isinstance(kind, type)} - {"Optimizer"})
+)
+def test_every_optimizer_of_torch_is_captured_or_refused_before_anything_is_recorded(name):
+    kind = getattr(torch.optim, name)
+    optimizer = kind([nn.Parameter(torch.zeros(2, 2))])
+    if name in HOST:
+        with pytest.raises(
+            ValueError, match=f"{name} needs values on the host in its step and cannot be captured: use"
+        ):
+            check_optimizer(optimizer)
+    else:
+        check_optimizer(optimizer)

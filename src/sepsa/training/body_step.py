@@ -37,6 +37,9 @@ class BodyStep:
     ) -> None:
         buffers = [buffer for buffer in model.buffers() if buffer.device == last_loss.device]
         take_step = unwrapped_step(optimizer)
+        # Here, because torch.compile takes a group of several optimizers for one of its first list of them.
+        groups = zip(optimizer.param_groups, scales, strict=True)
+        moved = [(p, rate) for group, rate in groups for p in group["params"] if p.device == last_loss.device]
 
         def forward(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
             before = [buffer.clone() for buffer in buffers]
@@ -52,8 +55,6 @@ class BodyStep:
             finite = reduce(torch.logical_and, flags)
             last_loss.copy_(loss)
             skipped.add_(~finite)
-            groups = zip(optimizer.param_groups, scales, strict=True)
-            moved = [(p, rate) for group, rate in groups for p in group["params"] if p.device == loss.device]
             kept = [p for p, _ in moved]
             state = [v for p in kept for v in optimizer.state.get(p, {}).values() if isinstance(v, Tensor)]
             kept += [tensor for tensor in state if tensor.device == loss.device]
