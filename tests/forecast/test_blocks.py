@@ -13,7 +13,8 @@ from sklearn.base import clone
 
 from breaking.damage import same
 from sepsa import SepSAForecaster, SepSARegressor
-from sepsa.forecast.block_rows import BlockPlan, Calendar, between, phase
+from sepsa.forecast.blocks import BlockModel, between, phase
+from sepsa.forecast.calendar import Calendar
 from sepsa.forecast.grids import Grid
 from sepsa.forecast.model import Settings
 
@@ -148,14 +149,15 @@ def test_rows_are_numbered_from_midnight_of_a_monday_or_from_january():
 
 
 def test_a_plan_has_the_last_three_blocks_and_whole_seasons():
-    def plan_of(every, horizon, lags, seasons, ahead=False):
-        return BlockPlan.of(Settings(1, 0, horizon, lags, "auto", (1.0,), 30.0, ahead, every=every), seasons)
+    def made(every, horizon, lags, seasons, ahead=False):
+        settings = Settings(1, 0, horizon, lags, seasons, (1.0,), 30.0, ahead, every=every)
+        return BlockModel(settings, Calendar(None), 0, False)
 
-    assert plan_of(24, 24, "auto", (24.0, 168.0)).lags == (1, 2, 3, 7)
-    assert plan_of(24, 24, 100, ()).lags == (1, 2, 3, 4, 5)
-    assert plan_of(10, 24, "auto", (24.0, 168.0)).lags == (1, 2, 3)
-    plan = plan_of(7, 14, "auto", (7.0, 365.25), True)
-    assert (plan.lags, plan.seasons, plan.reach, plan.input_lags) == ((1, 2, 3, 52), (365.25 / 7,), 2, (1, 52))
+    assert made(24, 24, "auto", (24.0, 168.0)).lags == [1, 2, 3, 7]
+    assert made(24, 24, 100, ()).lags == [1, 2, 3, 4, 5]
+    assert made(10, 24, "auto", (24.0, 168.0)).lags == [1, 2, 3]
+    model = made(7, 14, "auto", (7.0, 365.25), True)
+    assert (model.lags, model.periods, model.touched, model.input_lags) == ([1, 2, 3, 52], [365.25 / 7], 2, [1, 52])
     np.testing.assert_array_equal(phase(9, 7.0), np.arange(7) == 2)
     np.testing.assert_allclose(phase(53, 52.5) @ phase(53, 52.5), 1.0)
     targets = np.array([[1.0, np.nan], [np.nan, np.nan], [3.0, np.nan]])
@@ -405,7 +407,7 @@ def test_a_damaged_state_is_refused_by_its_name_and_changes_nothing():
     for other in (
         {"origin": 0.5},
         {"seasons": [1.0]},
-        {"first": first | {"points": [3]}},
+        {"first": first | {"timed": np.array([3])}},
         {"first": first | {"Y": kept[0]}},
     ):
         with pytest.raises(ValueError, match="state_dict"):

@@ -47,6 +47,12 @@ def series(n=600, m=2, seed=0):
     return Y + 3 * np.sin(2 * np.pi * np.arange(n) / 12)[:, None] + 10
 
 
+def learn(model, Y, E):
+    """Let a model learn rows, without their forecasts."""
+    shape = model.settings.series, model.settings.horizon
+    model.learn(Y, E, np.empty((0, *shape)), np.empty((0, 0, *shape)), False)
+
+
 def forecaster(**options):
     return SepSAForecaster(**({"horizon": 4, "lags": 6, "seasons": (12,), "ridge": 1.0} | options))
 
@@ -65,8 +71,8 @@ def test_each_step_has_the_weights_of_ridge_regression_and_no_ridge_sinks_below_
     z = np.random.default_rng(seed).normal(size=(rows, 2)).cumsum(0)
     settings_of_model = Settings(2, 0, 5, 3, (7.0,), (forgetting,), 2.0)
     model, earlier = ForecastModel(settings_of_model), ForecastModel(settings_of_model)
-    model.learn(z, np.empty((rows, 0)))
-    earlier.learn(z[: rows - ahead], np.empty((rows - ahead, 0)))
+    learn(model, z, np.empty((rows, 0)))
+    learn(earlier, z[: rows - ahead], np.empty((rows - ahead, 0)))
     ridge, W = model.memory("RIDGE", "fixed"), model.memory("W", "heads")
     for j in range(2):
         X = inputs_of_heads(z, j, 3, 7, [1, 2])
@@ -85,7 +91,7 @@ def test_no_ridge_sinks_below_half_while_nothing_is_learned(forgetting, lags):
     """A series that stays at its mean tells its heads nothing: what they have is their ridge."""
     model = ForecastModel(Settings(1, 0, 2, lags, (), (forgetting,), 2.0))
     for _ in range(12):
-        model.learn(np.zeros((40, 1)), np.empty((40, 0)))
+        learn(model, np.zeros((40, 1)), np.empty((40, 0)))
         left = 1 / model.memory("D", "heads")[0, 0, 1:lags]
         assert left.min() >= 1.0
         assert left.max() <= 2.0 * (1 + 1e-9)
@@ -197,7 +203,7 @@ def test_a_damaged_state_is_refused_by_its_name_and_changes_nothing():
     with pytest.raises(ValueError, match=r"'clock'.*'grid'"):
         model.load_state_dict(good | {"clock": clock})
     with pytest.raises(ValueError, match="first"):
-        model.load_state_dict(good | {"first": {"Y": np.zeros((5, 2)), "E": np.zeros((5, 0)), "points": []}})
+        model.load_state_dict(good | {"first": {"Y": np.zeros((5, 2)), "E": np.zeros((5, 0))}})
     assert same(model.state_dict(), before)
     model = forecaster()  # an outlier as the last value is no damage
     model.prequential(np.append(series(300, 1)[:, 0], 1e90))
@@ -275,13 +281,13 @@ def test_an_error_inside_a_call_leaves_clock_and_model_as_they_were(learned, at,
     times = HOUR * (np.arange(len(Y)) + 600 * (np.arange(len(Y)) > learned + 100))
     model = forecaster()
     model.update(Y[:learned], times=times[:learned])
-    before, learn, calls = model.state_dict(), ForecastModel.learn, []
+    before, learned_by, calls = model.state_dict(), ForecastModel.learn, []
 
     def fail(self, *rows):
         calls.append(rows)
         if len(calls) == at:
             raise MemoryError("no more")
-        return learn(self, *rows)
+        return learned_by(self, *rows)
 
     monkeypatch.setattr(ForecastModel, "learn", fail)
     with pytest.raises(MemoryError):
@@ -341,7 +347,7 @@ def test_inputs_explain_by_the_weighted_mean_of_three_ways(seed, rows):
     rng = np.random.default_rng(seed)
     z, E = rng.normal(size=rows + 6), rng.normal(size=(rows + 6, 2)).cumsum(0)
     model = ForecastModel(Settings(1, 2, 6, 3, (4.0, 9.0), (0.99,), 2.0))
-    model.learn(z[:rows, None], E[:rows])
+    learn(model, z[:rows, None], E[:rows])
     ways = model.memory.of("exogenous")
     D = changes_of_inputs(E[:rows], [4, 9])
     left = ridge_left(ways("U"), ways("D"), D, 0.9998)

@@ -8,12 +8,13 @@ forecast, or in `fit` lies between its neighbours, and a block counts by the sha
 
 from __future__ import annotations
 
+import math
 from copy import copy
 from typing import Any
 
 import numpy as np
 
-from sepsa.forecast.block_rows import BlockPlan, Calendar, between, check_width
+from sepsa.forecast.calendar import Calendar
 from sepsa.forecast.kernels.step import follow_quantiles
 from sepsa.forecast.model import FIRST_QUANTILES, KNOWN, LEVELS, STEPS, Settings
 from sepsa.interfaces.sklearn import SepSARegressor
@@ -21,6 +22,9 @@ from sepsa.learner.arithmetic.robust import HUGE
 from sepsa.learner.memory.parts import Floats
 from sepsa.states import schema
 
+LAST = (1, 2, 3)  # blocks ago that are inputs, beside those of a season
+INDICATORS = 31  # blocks of a season up to which each has an indicator; a longer one has a sine and a cosine
+MOST_INPUTS = 2048  # of the learner
 LEAST = 3  # blocks learned before the learner forecasts; until then the last values of each slot are the forecast
 FEW = 30  # blocks that `fit` learns in order, as `update` does: too few to leave some out
 IMPLAUSIBLE = 30.0  # times the largest deviation so far, beyond which a value counts as missing
@@ -31,33 +35,47 @@ RECENT = 0.98  # by which earlier errors count less with each block
 ASSUMED = 32  # normal errors after `fit`, by which the first intervals are drawn
 FAR = 2**48
 COUNTS = {"point": (-FAR, FAR), "rows": (1,), "blocks": (), "newest": (-FAR, FAR), "closed": (0, 1), "dropped": ()}
+ARRAYS = ("kept", "seen", "quantiles", "far", "size", "judged", "missed")
 
 
 class BlockModel:
     """The last blocks of series, and the learner that forecasts the next; it has the interface of `ForecastModel`."""
 
     def __init__(self, settings: Settings, calendar: Calendar, origin: int, fit: bool) -> None:
-        m, q, H = settings.series, settings.exogenous, settings.horizon
-        self.plan = BlockPlan.of(settings, settings.seasons)
-        check_width(self.plan, settings)
-        self.settings = settings._replace(seasons=tuple(s * settings.every for s in self.plan.seasons))
+        m, q, H, every = settings.series, settings.exogenous, settings.horizon, settings.every
+        # Seasons in blocks, of which a season must be a whole number; one of more than INDICATORS is rounded.
+        periods = [s / every for s in settings.seasons if s > every and (s % every == 0 or s > INDICATORS * every)]
+        last = LAST if isinstance(settings.lags, str) else range(1, math.ceil(settings.lags / every) + 1)
+        self.periods = periods
+        self.lags = sorted({*last, *map(round, periods)})  # blocks ago whose values are inputs
+        self.input_lags = sorted({1, *map(round, periods)})  # and those whose exogenous inputs are
+        self.touched = -(-H // every)  # blocks that a forecast touches
+        self.room = self.lags[-1] + self.touched + 1  # blocks that are kept
+        self.settings = settings._replace(seasons=tuple(period * every for period in periods))
         self.calendar = calendar
         self.point = origin - 1  # that of the last row on the grid
         self.rows = 0  # so far, including rows in gaps
         self.blocks = 0  # that were learned
         self.dropped = 0  # values that were implausible
-        self.newest = int(self._numbers(origin)) // settings.every - 1  # the number of the last block kept,
+        self.newest = int(self._numbers(origin)) // every - 1  # the number of the last block kept,
         self.closed = 1  # and whether it is complete
-        self.kept: Floats = np.empty((0, settings.every, m + q))  # values and inputs of the last blocks
+        self.kept: Floats = np.empty((0, every, m + q))  # values and inputs of the last blocks
         self.seen: Floats = np.full(m, np.nan)  # the last value of each series
         self.far: Any = np.zeros(m, np.int64)  # how many values of the block before were dropped
         self.quantiles: Floats = np.tile(FIRST_QUANTILES[:, None, None], (1, m, H))  # of errors, in units of their size
         self.size: Floats = np.zeros((m, H))  # recent mean absolute errors,
         self.judged: Any = np.zeros((m, H), np.int64)  # and their number
-        self.missed: Floats = np.zeros((1 + len(self.plan.input_lags), 2, m, H))  # sums of errors and weights
+        self.missed: Floats = np.zeros((1 + len(self.input_lags), 2, m, H))  # sums of errors and weights
         self.learner: SepSARegressor | None = None
+        self.answer: tuple[Floats, Floats] | None = None  # the last row that it was asked for, and the forecasts
         self.table: list[tuple[Floats, Floats]] | None = [] if fit else None  # rows and targets that `fit` collects
         self.found: list[tuple[int, int, str]] = []  # series, point of the last row, and what is strange there
+        self.width = len(self._row(0, np.zeros((H, q)))[0])
+        if self.width > MOST_INPUTS:
+            raise ValueError(
+                f"every must be such that the last {len(self.lags)} blocks of {m} series and {q} inputs make at most "
+                f"{MOST_INPUTS} inputs, got {every}, which makes {self.width}: give fewer lags, or longer steps"
+            )
 
     def copy(self, found: list[tuple[int, int, str]]) -> BlockModel:
         """Another model in the same state, which adds what is strange to a list."""
@@ -97,17 +115,14 @@ class BlockModel:
         """The numbers of rows; a multiple of `every` begins a block."""
         return self.calendar.numbers(points) - self.settings.start
 
-    def learn(self, Y: Floats, E: Floats, tell: int, ahead: bool) -> tuple[Floats, Floats]:
-        """Learn rows Y (n, m) with E (n, q); returns the forecasts (n, m, H) after each, and their quantiles.
+    def learn(self, Y: Floats, E: Floats, made: Floats, quantiles: Floats, ahead: bool) -> None:
+        """Learn rows Y (n, m) with E (n, q), as `ForecastModel.learn` does.
 
         Forecasts are those of the block, as far as they still reach. Where inputs are known ahead, E has those of
-        later rows, of which there may be more than in Y: without them it is NaN.
+        later rows, of which there may be more than in Y.
         """
-        m, H, every = self.settings.series, self.settings.horizon, self.settings.every
-        made = np.full((len(Y), m, H), np.nan)
-        quantiles = np.full((len(Y) if tell > 1 else 0, KNOWN, m, H), np.nan)
-        numbers = self._numbers(self.point + 1 + np.arange(len(E) + (H if tell else 1)))
-        told: tuple[int, Floats] | None = None
+        H, every = self.settings.horizon, self.settings.every
+        numbers = self._numbers(self.point + 1 + np.arange(len(Y) + 1))
         for i, row in enumerate(np.hstack([Y, E[: len(Y)]])):
             block, following = int(numbers[i]) // every, int(numbers[i + 1]) // every
             if block > self.newest:
@@ -119,37 +134,47 @@ class BlockModel:
             self.point, self.rows = self.point + 1, self.rows + 1
             if following > self.newest and not self.closed:
                 self._close()
-            if tell:
-                if told is None or told[0] != following:
-                    told = following, self._forecast(numbers[i + 1 :], E[i + 1 :])
-                forecast, known = self._told(told[1], numbers[i + 1 :][:H])
-                made[i] = forecast
-                quantiles[i : i + 1] = known
-        return made, quantiles
+            if len(made):
+                made[i], quantiles[i : i + 1] = self.forecast(E[i + 1 :][: H + every])
 
     def _open(self, block: int) -> None:
         """Let there be this block; those before it are complete."""
         if not self.closed:
             self._close()
-        new = np.full((min(block - self.newest, self.plan.kept), *self.kept.shape[1:]), np.nan)
-        self.kept = np.concatenate([self.kept, new])[-self.plan.kept :]
+        new = np.full((min(block - self.newest, self.room), *self.kept.shape[1:]), np.nan)
+        self.kept = np.concatenate([self.kept, new])[-self.room :]
         self.newest, self.closed = block, 0
 
-    def _before(self, block: int, array: Floats) -> Floats:
-        """The blocks of an array that a row of this block is made of, the latest last; NaN where there is none."""
-        n = self.plan.lags[-1]
-        out = np.full((n, *array.shape[1:]), np.nan)
-        at = np.arange(block - n, block) - self.newest + len(array) - 1
-        there = (at >= 0) & (at < len(array))
-        out[there] = array[at[there]]
-        return out
+    def _before(self, block: int) -> tuple[Floats, Floats]:
+        """The values and the inputs of the blocks that the row of a block is made of, the latest last, or NaN."""
+        n = self.lags[-1]
+        out = np.full((n, *self.kept.shape[1:]), np.nan)
+        at = np.arange(block - n, block) - self.newest + len(self.kept) - 1
+        there = (at >= 0) & (at < len(self.kept))
+        out[there] = self.kept[at[there]]
+        values, inputs = np.split(out, [self.settings.series], 2)
+        return values, inputs
 
     def _row(self, block: int, ahead: Floats) -> tuple[Floats, Floats]:
-        """The row of a block with these inputs ahead (horizon, q), and its level (m,): NaN without any value."""
-        before = self._before(block, self.kept)
-        values, inputs = np.split(before, [self.settings.series], 2)
-        level = self.plan.level(values)
-        return self.plan.row(block, values, inputs, ahead, np.nan_to_num(level)), level
+        """The row of a block with these inputs ahead (horizon, q), and its level (m,): NaN without any value.
+
+        Inputs ahead enter themselves and by their change since the blocks before. Values are less the level, the mean
+        of the last season or of the last three blocks, which ends the row, as are the targets: most of what changes a
+        series slowly changes its level.
+        """
+        values, inputs = self._before(block)
+        longest = max(LAST[-1], *(round(period) for period in self.periods if period <= INDICATORS), 0)
+        last = values[-longest:].reshape(-1, values.shape[2])
+        count = (~np.isnan(last)).sum(0)
+        level = np.where(count > 0, np.nansum(last, 0) / np.maximum(count, 1), np.nan)
+        about = np.nan_to_num(level)
+        parts = [(values[-k] - about).ravel() for k in self.lags]
+        if self.settings.known_ahead:
+            ago = [np.concatenate([*inputs[-k:], ahead])[: len(ahead)] for k in self.input_lags]
+            parts += [ahead.ravel(), *((ahead - before).ravel() for before in ago)]
+        else:
+            parts += [inputs[-k].ravel() for k in self.input_lags]
+        return np.concatenate([*parts, *(phase(block, period) for period in self.periods), about]), level
 
     def _close(self) -> None:
         """Learn the block whose last targets have come with the newest one."""
@@ -157,11 +182,11 @@ class BlockModel:
         self._drop_implausible()
         if max(self.blocks, len(self.table or ())) >= LEAST:
             self._find_units()
-        reach, m = self.plan.reach, self.settings.series
-        targets, ahead = np.split(np.concatenate(self.kept[-reach:])[: self.settings.horizon], [m], 1)
-        row, level = self._row(self.newest - reach + 1, ahead)
+        touched, m = self.touched, self.settings.series
+        targets, ahead = np.split(np.concatenate(self.kept[-touched:])[: self.settings.horizon], [m], 1)
+        row, level = self._row(self.newest - touched + 1, ahead)
         known = ~np.isnan(targets)
-        if len(self.kept) <= reach or known.mean() < SHARE or (np.isnan(level) & known.any(0)).any():
+        if len(self.kept) <= touched or known.mean() < SHARE or (np.isnan(level) & known.any(0)).any():
             return
         if self.table is not None:
             self.table.append((row, targets))
@@ -196,16 +221,14 @@ class BlockModel:
 
         The block before the two may have values of both sizes.
         """
-        there = np.where(self.Y == 0, np.nan, np.abs(self.Y))
-        count = (~np.isnan(there)).sum(1)
-        size = np.where(2 * count >= self.settings.every, np.nansum(there, 1) / np.maximum(count, 1), np.inf)
-        least = size[:-3].min(0, initial=np.inf)  # of (blocks, m)
+        values, every = np.abs(np.nan_to_num(self.Y)), self.settings.every
+        count = (values > 0).sum(1)
+        size = np.where(2 * count >= every, values.sum(1) / np.maximum(count, 1), np.inf)  # (blocks, m)
+        least = size[:-3].min(0, initial=np.inf)
         tiny = (size[-2:].max(0) < TINY * least) & (size[-3:-2] >= TINY * least).all(0) & np.isfinite(least)
         for j in np.flatnonzero(tiny).tolist():
-            before = size[:-3, j]
-            share = size[-2:, j].mean() / before[np.isfinite(before)].mean()
-            what = f"{2 * self.settings.every} values are {share:.1g} of the size of those before"
-            self.found.append((j, self.point, what))
+            share = size[-2:, j].mean() / least[j]
+            self.found.append((j, self.point, f"{2 * every} values are {share:.1g} of the size of those before"))
 
     # ------------------------------------------------------------------ learning
 
@@ -216,13 +239,11 @@ class BlockModel:
             self.learner, filled = SepSARegressor(random_state=self.settings.seed), between(targets)
         else:
             filled = targets if known.all() else np.where(known, targets, self._answer(row).T)
+        self.answer = None
         made = self.learner.prequential(row[None], (filled - level).reshape(1, -1), [known.mean()])
         if self.blocks >= LEAST:
-            forecast, before = (
-                made.reshape(targets.shape) + level,
-                self._before(self.newest - self.plan.reach + 1, self.Y),
-            )
-            naive = [np.resize(before[-k], targets.shape) for k in self.plan.input_lags]
+            forecast, before = made.reshape(targets.shape) + level, self._before(self.newest - self.touched + 1)[0]
+            naive = [np.resize(before[-k], targets.shape) for k in self.input_lags]
             errors = np.abs(np.stack([forecast, *naive]) - targets).swapaxes(1, 2)
             there = ~np.isnan(errors)
             self.missed = RECENT * self.missed + np.stack([np.where(there, errors, 0.0), there], 1)
@@ -254,75 +275,61 @@ class BlockModel:
 
     # ------------------------------------------------------------------ forecasts
 
-    def _slots(self, following: Any) -> Any:
-        """The slots of the rows of these numbers in the block of the first, as far as its forecast reaches them."""
-        slots = following - following[0] // self.settings.every * self.settings.every
+    def _left(self, slots: Any) -> Any:
+        """Those of the slots of the next rows that the forecast of the block still reaches."""
+        slots = slots[: self.settings.horizon]
         return slots[np.logical_and.accumulate(slots < self.settings.horizon)]
+
+    def _ahead(self, rows: int) -> tuple[int, Any]:
+        """The block of the next row, and the slots in it of so many rows."""
+        following = self._numbers(self.point + 1 + np.arange(max(rows, self.settings.horizon)))
+        block = int(following[0]) // self.settings.every
+        return block, following - block * self.settings.every
 
     def reach(self) -> int:
         """The number of rows after the last one that the forecast of their block reaches."""
-        return len(self._slots(self._numbers(self.point + 1 + np.arange(self.settings.horizon))))
+        return len(self._left(self._ahead(0)[1]))
 
     def forecast(self, E: Floats) -> tuple[Floats, Floats]:
         """The forecasts (m, H) after the last row, and their quantiles (KNOWN, m, H); E (k, q) are the rows ahead.
 
-        They are NaN from `reach()` on.
+        They are NaN from `reach()` on, and where inputs that are known ahead have not come.
         """
-        following = self._numbers(self.point + 1 + np.arange(max(len(E), self.settings.horizon)))
-        return self._told(self._forecast(following, E), following[: self.settings.horizon])
-
-    def _forecast(self, following: Any, E: Floats) -> Floats:
-        """The forecasts (m, H) of the block of the next row, NaN for a series without a value in the blocks before.
-
-        `following` are the numbers of the next rows, and E the inputs of some of them. Where inputs are known ahead and
-        have not come, it is infinite.
-        """
-        q, H, every = self.settings.exogenous, self.settings.horizon, self.settings.every
-        block, ahead = int(following[0]) // every, np.full((H, q), np.nan)
+        m, q, H, every = self.settings.series, self.settings.exogenous, self.settings.horizon, self.settings.every
+        made, quantiles = np.full((m, H), np.nan), np.full((KNOWN, m, H), np.nan)
+        block, slots = self._ahead(len(E))
+        left, given, ahead = self._left(slots), slots[: len(E)], np.full((H, q), np.nan)
         if block == self.newest:
             ahead[:every] = self.E[-1][:H]
-        slots = following[: len(E)] - block * every
-        ahead[slots[slots < H]] = E[slots < H]
+        ahead[given[given < H]] = E[given < H]
         came = int(self._numbers(self.point)) - block * every  # the slot of the last row
-        short = max(came, slots.max(initial=-1)) < H - 1 and len(E) < len(self._slots(following[:H]))
-        if self.plan.ahead and q and short:
-            return np.full((self.settings.series, H), np.inf)
+        if self.settings.known_ahead and q and max(came, *given, -1) < H - 1 and len(E) < len(left):
+            return made, quantiles
         if self.blocks < LEAST:
-            return self._last_values(block)
-        row, level = self._row(block, ahead)
-        return np.where(np.isnan(level)[:, None], np.nan, self._answer(row))
-
-    def _told(self, forecast: Floats, following: Any) -> tuple[Floats, Floats]:
-        """What there is of a block's forecast for the rows of these numbers, and its quantiles."""
-        slots, limits = self._slots(following), self.settings.bounds
-        made, quantiles = np.full_like(forecast, np.nan), np.full((KNOWN, *forecast.shape), np.nan)
-        left = np.where(np.isnan(forecast), self.seen[:, None], forecast)[:, slots]
-        left = np.where(np.isinf(left), np.nan, left)
-        ends = (self.quantiles * self.size)[..., slots]
-        made[:, : len(slots)], quantiles[:-1, :, : len(slots)] = np.clip(left, *limits), np.clip(left + ends, *limits)
-        quantiles[-1, :, : len(slots)] = self.judged[:, slots]
+            told = np.resize(self._before(block)[0][-1], (H, m)).T
+        else:
+            row, level = self._row(block, ahead)
+            told = np.where(np.isnan(level)[:, None], np.nan, self._answer(row))
+        told = np.where(np.isnan(told), self.seen[:, None], told)[:, left]
+        ends = told + (self.quantiles * self.size)[..., left]
+        made[:, : len(left)] = np.clip(told, *self.settings.bounds)
+        quantiles[:-1, :, : len(left)] = np.clip(ends, *self.settings.bounds)
+        quantiles[-1, :, : len(left)] = self.judged[:, left]
         return made, quantiles
 
     def _answer(self, row: Floats) -> Floats:
         """The learner's forecasts (m, H)."""
         assert self.learner is not None
-        m, H = self.settings.series, self.settings.horizon
-        made = np.asarray(self.learner.predict(row[None])).reshape(H, m)
-        return made.T + row[-m:, None]
-
-    def _last_values(self, block: int) -> Floats:
-        """The last value (m, H) that each slot had in an earlier block; NaN where there is none."""
-        made = np.full((self.settings.every, self.settings.series), np.nan)
-        for number, values in enumerate(self.Y, self.newest - len(self.Y) + 1):
-            if number < block:
-                made = np.where(np.isnan(values), made, values)
-        return np.resize(made, (self.settings.horizon, self.settings.series)).T
+        if self.answer is None or not np.array_equal(self.answer[0], row, equal_nan=True):
+            m, H = self.settings.series, self.settings.horizon
+            self.answer = row, self.learner.predict(row[None]).reshape(H, m).T + row[-m:, None]
+        return self.answer[1]
 
     def errors(self) -> dict[str, Floats]:
         """The recent absolute errors (m, H) of the forecasts and of each naive forecast; NaN before there is one."""
         with np.errstate(invalid="ignore"):
             missed = [total / weight for total, weight in self.missed]
-        ago = [f"{k} block{'s' * (k > 1)} of {self.settings.every} rows ago" for k in self.plan.input_lags]
+        ago = [f"{k} block{'s' * (k > 1)} of {self.settings.every} rows ago" for k in self.input_lags]
         return dict(zip(["forecast", *ago], missed, strict=True))
 
     def recent(self) -> Floats:
@@ -338,21 +345,8 @@ class BlockModel:
         return {
             "counts": [int(getattr(self, name)) for name in COUNTS],
             "start": self.settings.start,
-            **{name: getattr(self, name).copy() for name in self._arrays()},
+            **{name: getattr(self, name).copy() for name in ARRAYS},
             "learner": None if self.learner is None else self.learner.state_dict(),
-        }
-
-    def _arrays(self) -> dict[str, Any]:
-        """The arrays of a state, and their shapes."""
-        m, H = self.settings.series, self.settings.horizon
-        return {
-            "kept": (None, *self.kept.shape[1:]),
-            "seen": (m,),
-            "far": (m,),
-            "quantiles": (len(LEVELS), m, H),
-            "size": (m, H),
-            "judged": (m, H),
-            "missed": self.missed.shape,
         }
 
     def load_state_dict(self, state_dict: Any, entry: str) -> None:
@@ -360,36 +354,27 @@ class BlockModel:
 
         Only a new model loads, which is dropped after an error.
         """
-        new = schema.read(entry, state_dict, {"counts", "start", "learner", *self._arrays()})
+        new = schema.read(entry, state_dict, {"counts", "start", "learner", *ARRAYS})
         new.equal("start", self.settings.start)
         counts = new.items("counts", len(COUNTS))
         for i, (name, ends) in enumerate(COUNTS.items()):
             setattr(self, name, counts.integer(i, *ends))
-        for name, shape in self._arrays().items():
-            dtype, data = getattr(self, name).dtype, name in ("kept", "seen")
-            low = -np.inf if data or name == "quantiles" else 0.0
-            array = new.array(name, shape, dtype, low=low, missing=data)
-            if data and (np.abs(array) > HUGE).any():
-                raise new.damaged(name, f"numbers up to {HUGE:g}", "others")
+        for i, name in enumerate(ARRAYS):
+            own, data = getattr(self, name), name in ARRAYS[:2]
+            shape = (None, *own.shape[1:]) if name == "kept" else own.shape
+            array = new.array(name, shape, own.dtype, low=-HUGE if i < 3 else 0.0, missing=data)
             setattr(self, name, array)
-        if not 0 < len(self.kept) <= self.plan.kept:
-            raise new.damaged("kept", f"1 to {self.plan.kept} blocks", len(self.kept))
+        if not 0 < len(self.kept) <= self.room or (self.kept > HUGE).any():
+            raise new.damaged("kept", f"1 to {self.room} blocks of numbers up to {HUGE:g}", "others")
         if (np.diff(self.quantiles, axis=0) < 0).any():
             raise new.damaged("quantiles", "in order", "others")
         if (new["learner"] is None) != (self.blocks == 0):
             raise new.damaged("learner", f"that of {self.blocks} blocks", new["learner"])
         if new["learner"] is not None:
-            self.learner = self._loaded(new)
-
-    def _loaded(self, new: schema.Entries) -> SepSARegressor:
-        """The learner of a saved state, of the width of this plan."""
-        m, H = self.settings.series, self.settings.horizon
-        learner = SepSARegressor(random_state=self.settings.seed)
-        learner.load_state_dict(new["learner"])
-        width, targets = self.plan.width(m, self.settings.exogenous), learner._target_shape
-        if learner.n_features_in_ != width or targets != (H * m,):
-            raise new.damaged("learner", f"one of {width} inputs and {H * m} targets", learner.n_features_in_)
-        return learner
+            self.learner = learner = SepSARegressor(random_state=self.settings.seed)
+            learner.load_state_dict(new["learner"])
+            if learner.n_features_in_ != self.width or learner._target_shape != (self.size.size,):
+                raise new.damaged("learner", f"one of {self.width} inputs and {self.size.size} targets", "another")
 
 
 def shared(learner: SepSARegressor) -> SepSARegressor:
@@ -398,3 +383,20 @@ def shared(learner: SepSARegressor) -> SepSARegressor:
     other.__dict__.update({name: value for name, value in vars(learner).items() if name != "_lock"})
     other._learner = learner._learner.copy()
     return other
+
+
+def phase(block: int, season: float) -> Floats:
+    """Where in a season of so many blocks this one is: indicators, or a sine and a cosine of a long one."""
+    if season <= INDICATORS:
+        return np.array(np.arange(season) == block % season, np.float64)
+    angle = 2 * np.pi * (block % season) / season
+    return np.array([np.sin(angle), np.cos(angle)])
+
+
+def between(targets: Floats) -> Floats:
+    """Targets (horizon, m) with missing ones on the line between their neighbours; 0 for a series without any."""
+    out, steps = targets.copy(), np.arange(len(targets))
+    for column in out.T:
+        there = ~np.isnan(column)
+        column[~there] = np.interp(steps[~there], steps[there], column[there]) if there.any() else 0.0
+    return out

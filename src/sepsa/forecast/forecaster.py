@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sepsa.forecast import show
-from sepsa.forecast.block_rows import Calendar
+from sepsa.forecast.calendar import Calendar
 from sepsa.forecast.clock import HISTORY, Clock, Place
 from sepsa.forecast.model import KNOWN, Settings, interval, quantile
 from sepsa.forecast.rows import (
@@ -28,7 +28,7 @@ from sepsa.forecast.rows import (
 )
 from sepsa.forecast.seasons import check_seasons
 from sepsa.forecast.times import Moments, Time, Times, read_times
-from sepsa.forecast.window import FORECASTS, IMAGINED, MOST_LAGS, NOTHING, QUANTILES, Window
+from sepsa.forecast.window import IMAGINED, MOST_LAGS, Window
 from sepsa.interrupt import DeferredInterrupt, locked, new_lock
 from sepsa.learner.arithmetic.robust import HUGE
 from sepsa.learner.memory.parts import Floats
@@ -348,7 +348,7 @@ class SepSAForecaster(Saves):
         ahead = self.known_ahead if known_ahead is None else known_ahead
         if self.every > 1 and ahead != self.known_ahead:
             raise ValueError("known_ahead must be given to SepSAForecaster where it has every, got it for this call")
-        table, made, quantiles = self._learn_table(Y, X, times, FORECASTS if coverage is None else QUANTILES, ahead)
+        table, made, quantiles = self._learn_table(Y, X, times, 1 + (coverage is not None), ahead)
 
         def shaped(array: Floats) -> Floats:
             array = array[step - 1 :: step, ..., :steps]
@@ -396,28 +396,27 @@ class SepSAForecaster(Saves):
         table: Table,
         E: Floats,
         inputs: list[Hashable],
-        tell: int = NOTHING,
+        tell: int = 0,
         ahead: bool = False,
         fit: bool = False,
     ) -> tuple[Floats, Floats]:
         """Learn rows; returns the forecasts made after each (n, m, H), and their quantiles (n, levels, m, H).
 
-        An object beside this one learns them, and this one becomes it: an error changes nothing.
+        There are none where `tell` is 0, and no quantiles where it is 1. An object beside this one learns them, and
+        this one becomes it: an error changes nothing.
         """
-        other, Y = self._beside(), table.values
-        clock = other._clock = self._clock.copy()
-        plan = None if table.times is None else other._plan(clock, table.times)
-        if self._names is None:
-            other._names, other._inputs, other._flat = table.names, inputs, table.names == [ONLY]
-            other._frame, other._column = table.frame, table.clock
-            other._window = other._new_window()
+        other, plan = self._beside(table, inputs)
+        clock, Y = other._clock, table.values
         alone = plan is None or all(one.gaps == (0,) and one.points is None and not one.dropped for one in plan)
         other._window = other._window.begun(fit, len(Y) if alone else None)
+        shape = Y.shape[1], self.horizon
+        made = np.full((len(Y) if tell else 0, *shape), np.nan)
+        quantiles = np.full((len(Y) if tell > 1 else 0, KNOWN, *shape), np.nan)
         if plan is None:
             clock.proceed(len(Y))
-            result = other._window.learn(Y, E, tell, ahead)
+            other._window.learn(Y, E, made, quantiles, ahead)
         else:
-            result = other._follow(plan, Y, E, tell, ahead)
+            other._follow(plan, Y, E, made, quantiles, ahead)
         found = other._window.finish()
         if other.rows >= HISTORY:
             clock.first = []
@@ -437,13 +436,19 @@ class SepSAForecaster(Saves):
                     "times",
                     stacklevel=3,
                 )
-        return result
+        return made, quantiles
 
-    def _beside(self) -> Self:
-        """Another object with the same attributes."""
+    def _beside(self, table: Table, inputs: list[Hashable]) -> tuple[Self, list[Place] | None]:
+        """Another object with the same attributes that can learn a table, and where its rows go; None without times."""
         other = type(self).__new__(type(self))
         vars(other).update(vars(self))
-        return other
+        clock = other._clock = self._clock.copy()
+        plan = None if table.times is None else other._plan(clock, table.times)
+        if self._names is None:
+            other._names, other._inputs, other._flat = table.names, inputs, table.names == [ONLY]
+            other._frame, other._column = table.frame, table.clock
+            other._window = other._new_window()
+        return other, plan
 
     def _plan(self, clock: Clock, moments: Moments) -> list[Place]:
         """Where the rows of these times go; an error before anything has changed."""
@@ -459,12 +464,9 @@ class SepSAForecaster(Saves):
             plan.append(place)
         return plan
 
-    def _follow(self, plan: list[Place], Y: Floats, E: Floats, tell: int, ahead: bool) -> tuple[Floats, Floats]:
-        """Learn rows at their places."""
-        m, H, window = Y.shape[1], self.horizon, self._window
-        made = np.full((len(Y), m, H), np.nan)
-        quantiles = np.full((len(Y) if tell == QUANTILES else 0, KNOWN, m, H), np.nan)
-        i = 0
+    def _follow(self, plan: list[Place], Y: Floats, E: Floats, made: Floats, quantiles: Floats, ahead: bool) -> None:
+        """Learn rows at their places, as `Window.learn` does."""
+        window, i = self._window, 0
         while i < len(Y):
             place, end = plan[i], i + 1
             if place.dropped:
@@ -478,15 +480,13 @@ class SepSAForecaster(Saves):
                 self._waiting = [*self._waiting, (Y[i].copy(), E[i].copy())]
             else:
                 for (y, e), gap in zip(self._waiting, place.gaps, strict=False):
-                    window.learn_spaced(y[None], e[None], [gap], NOTHING, ahead)
+                    window.learn_spaced(y[None], e[None], [gap], made[:0], quantiles[:0], ahead)
                 self._waiting = []
                 while end < len(Y) and plain(plan[end]):
                     end += 1
                 gaps = [one.gaps[-1] for one in plan[i:end]]
-                result = window.learn_spaced(Y[i:end], E[i:end], gaps, tell, ahead)
-                made[i:end], quantiles[i : end if tell == QUANTILES else i] = result
+                window.learn_spaced(Y[i:end], E[i:end], gaps, made[i:end], quantiles[i:end], ahead)
             i = end
-        return made, quantiles
 
     # ------------------------------------------------------------------ forecasts
 
@@ -613,7 +613,7 @@ class SepSAForecaster(Saves):
             The forecaster.
         """
         fresh = type(self)(**self.get_params())
-        fresh._learn_table(y, X, times, NOTHING, fit=True)
+        fresh._learn_table(y, X, times, 0, fit=True)
         return self._become(fresh)
 
     def update(self, y: ArrayLike, X: ArrayLike | None = None, *, times: Times | None = None) -> Self:
@@ -627,16 +627,14 @@ class SepSAForecaster(Saves):
         Returns:
             The forecaster.
         """
-        self._learn_table(y, X, times, NOTHING)
+        self._learn_table(y, X, times, 0)
         return self
 
     def _check(self, y: ArrayLike, X: ArrayLike | None = None, *, times: Times | None = None) -> None:
         """Raise the error that `update` raises for these rows; nothing changes."""
         table, _, inputs = self._read(y, X, times)
-        clock = self.clock()
-        if table.times is not None:
-            self._plan(clock, table.times)
-        self._window.check(clock, len(table.names), len(inputs))
+        other, _ = self._beside(table, inputs)
+        other._window.check(other._clock)
 
     @overload
     def predict(self, horizon: int | None = None, X: ArrayLike | None = None) -> Floats: ...
@@ -776,7 +774,9 @@ class SepSAForecaster(Saves):
             "frame": self._frame,
             "column": self._column,
             "clock": self._clock.state_dict(),
-            "waiting": [[y.copy(), e.copy()] for y, e in self._waiting],
+            "waiting": np.array([np.concatenate(row) for row in self._waiting]).reshape(
+                len(self._waiting), len(self._names or ()) + len(self._inputs)
+            ),
             "refused": self._refused,
             **self._window.state_dict(settled=not self._clock.first),
         }
@@ -796,7 +796,7 @@ class SepSAForecaster(Saves):
 
     def _load(self, state_dict: Any) -> None:
         """Load a state into this new forecaster."""
-        keys = "names inputs frame column clock first skipped waiting refused origin seasons model"
+        keys = "names inputs frame column clock first waiting refused origin seasons model"
         new = schema.read("state_dict", state_dict, set(keys.split()))
         self._names = None if new["names"] is None else list(unpack_labels(new, "names"))
         self._inputs = list(unpack_labels(new, "inputs"))
@@ -810,14 +810,9 @@ class SepSAForecaster(Saves):
         self._window = self._new_window()
         self._window.calendar = Calendar(self._clock.grid, self._clock.dated, self._clock.zone)
         self._window.load(new, len(self._clock.first))
-        waiting = new.items("waiting")
-        for i in range(len(waiting)):
-            pair = waiting.items(i, 2)
-            self._waiting.append((pair.array(0, (m,), missing=True), pair.array(1, (q,), missing=True)))
-            if np.nanmax(np.abs(np.concatenate(self._waiting[-1])), initial=0.0) > HUGE:
-                raise waiting.damaged(i, f"numbers up to {HUGE:g}", "others")
-        if len(self._waiting) != len(self._clock.waiting):
-            raise new.damaged("waiting", f"{len(self._clock.waiting)} rows", len(self._waiting))
+        rows = len(self._clock.waiting)
+        waiting = new.array("waiting", (rows, m + q), missing=True)
+        self._waiting = [(row[:m], row[m:]) for row in waiting]
 
     def __getstate__(self) -> dict[str, Any]:
         return stamp({"parameters": self._get_params(), "state": self.state_dict()})

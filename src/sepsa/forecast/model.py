@@ -26,7 +26,6 @@ STEPS: Floats = (
 )
 FIRST_QUANTILES = np.sqrt(np.pi / 2) * SCORES  # in mean absolute errors
 KNOWN = len(LEVELS) + 1  # quantiles of errors, and the number of errors
-OPTIONS = np.array(tuple(field.start for field in parts.OPTIONS.fields.values()), parts.OPTIONS.dtype)
 SAVED = ("heads", "stack", "exogenous", "shared")
 function = cache(lambda kernel: CALL(code.address(kernel)))
 
@@ -101,7 +100,7 @@ class ForecastModel:
         self._write_settings()
         self.part("QUANTILES")[:] = FIRST_QUANTILES[:, None, None]
         self._workspace, self._call = np.zeros(layout.workspace), np.zeros((), parts.CALL.dtype)
-        self._given = (self._workspace, self.memory.vector, layout.numbers, OPTIONS, self._call)
+        self._given = (self._workspace, self.memory.vector, layout.numbers, self._call)
         self._slots = self._workspace[: len(parts.given.slots)].view(np.int64)
         self._slots[: len(self._given)] = [array.ctypes.data for array in self._given]
         # Views of a row's every call.
@@ -149,25 +148,23 @@ class ForecastModel:
         inputs("MEAN")[:], inputs("VARIANCE")[:] = moments(trimmed(E), np.ones(len(E)))
         return np.where(np.arange(len(Y))[:, None] < FIRST_ROWS, usual, Y)
 
-    def learn(self, Y: Floats, E: Floats, tell: int = 1, ahead: bool = False) -> tuple[Floats, Floats]:
-        """Learn rows Y (n, m) with E (n, q); returns the forecasts (n, m, H) made after each, and their quantiles.
+    def learn(self, Y: Floats, E: Floats, made: Floats, quantiles: Floats, ahead: bool) -> None:
+        """Learn rows Y (n, m) with E (n, q); `made` (n, m, H) gets the forecasts after each, unless it is empty.
 
-        The quantiles (n, KNOWN, m, H) are those of LEVELS, and the numbers of errors that they come from; they are
-        empty unless `tell` is 2. `ahead` uses the exogenous inputs of later rows, of which E may have more than Y.
+        So does `quantiles` (n, KNOWN, m, H) the quantiles of LEVELS, and the numbers of errors that they come from.
+        `ahead` uses the exogenous inputs of later rows, of which E may have more than Y.
         """
-        return self._run(step.learn, len(Y), Y, E, tell == 2, len(E) if ahead else 0)
+        made = made if len(made) else np.empty((len(Y), *made.shape[1:]))
+        self._run(step.learn, len(Y), Y, E, made, quantiles, len(E) if ahead else 0)
 
     def _run(
-        self, kernel: Function, rows: int, Y: Floats, E: Floats, intervals: bool, ahead: int
-    ) -> tuple[Floats, Floats]:
-        """Call a kernel; returns the forecasts of each row of Y, and their quantiles."""
-        shape = self.settings.series, self.settings.horizon
-        Y, E = np.ascontiguousarray(Y, np.float64), np.ascontiguousarray(E, np.float64)
-        out, quantiles = np.empty((len(Y), *shape)), np.empty((len(Y) if intervals else 0, KNOWN, *shape))
-        self._call[()] = (intervals, ahead, self.settings.known_ahead)
-        self._slots[len(self._given) :] = [array.ctypes.data for array in (Y, E, out, quantiles)]
+        self, kernel: Function, rows: int, Y: Floats, E: Floats, made: Floats, quantiles: Floats, ahead: int
+    ) -> None:
+        """Call a kernel."""
+        arrays = np.ascontiguousarray(Y, np.float64), np.ascontiguousarray(E, np.float64), made, quantiles
+        self._call[()] = (len(quantiles), ahead, self.settings.known_ahead)
+        self._slots[len(self._given) :] = [array.ctypes.data for array in arrays]
         function(kernel)(self._address, rows)
-        return out, quantiles
 
     def errors(self) -> dict[str, Floats]:
         """The recent absolute errors (m, H) of the forecasts and of each naive forecast."""
@@ -179,8 +176,10 @@ class ForecastModel:
 
     def forecast(self, E: Floats) -> tuple[Floats, Floats]:
         """The forecasts (m, H) after the last row, and their quantiles (KNOWN, m, H); E (k, q) are the rows ahead."""
-        out, quantiles = self._run(step.forecast, self.rows, np.empty((1, self.settings.series)), E, True, len(E))
-        return out[0], quantiles[0]
+        shape = self.settings.series, self.settings.horizon
+        made, quantiles = np.empty((1, *shape)), np.empty((1, KNOWN, *shape))
+        self._run(step.forecast, self.rows, E[:0], E, made, quantiles, len(E))
+        return made[0], quantiles[0]
 
     def recent(self) -> Floats:
         """The last values (m, n) of the series, forecasts where they were missing."""
@@ -228,17 +227,13 @@ def quantile(known: Floats, level: float, bounds: tuple[float, float]) -> Floats
     next is as likely the largest as any other, and no interval that is drawn from them has more than the share
     n / (n + 1): with fewer errors than that needs, the quantile is that of `bounds`.
     """
-    middle, outside = known[len(LEVELS) // 2], 2 * min(level, 1 - level)  # of an interval that ends here
+    outside = 2 * min(level, 1 - level)  # of an interval that ends here
     few = known[-1] < (1 - 1e-9) * (1 - outside) / outside
     score = NormalDist().inv_cdf(min(max(level, 1e-12), 1 - 1e-12))
-    if abs(score) > SCORES[-1]:
-        outer = known[0 if score < 0 else len(LEVELS) - 1]
-        end = middle + (outer - middle) * abs(score) / SCORES[-1]
-    else:
-        at = int(np.clip(np.searchsorted(SCORES, score), 1, len(SCORES) - 1))
-        part = (score - SCORES[at - 1]) / (SCORES[at] - SCORES[at - 1])
-        end = known[at - 1] + part * (known[at] - known[at - 1])
-    return np.where(few, bounds[int(level > 0.5)], end)
+    beyond = max(1.0, abs(score) / SCORES[-1])
+    shares = beyond * np.array([np.interp(score, SCORES, one) for one in np.eye(len(SCORES))])
+    shares[len(SCORES) // 2] += 1.0 - beyond
+    return np.where(few, bounds[int(level > 0.5)], np.tensordot(shares, known[:-1], 1))
 
 
 def interval(known: Floats, coverage: float, bounds: tuple[float, float]) -> tuple[Floats, Floats]:

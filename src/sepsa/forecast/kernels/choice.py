@@ -14,15 +14,17 @@ from sepsa.compiled.kernels import called
 from sepsa.forecast.kernels.heads import RISE, dot, gains, learn_error
 from sepsa.forecast.kernels.parts import (
     CHANGE_SQUARE,
+    CHOICE,
     ERROR_SQUARE,
     GAIN,
     GAIN_SQUARE,
     LEAD,
     LEAD_SQUARE,
     PRODUCT,
+    SHARPNESS,
+    STACK_FORGETTING,
     TREND_ROWS,
     fixed,
-    given,
     row,
     shared,
     size,
@@ -32,6 +34,8 @@ from sepsa.learner.arithmetic import candidates
 from sepsa.learner.arithmetic.robust import HUGE
 
 LEVEL, SLOPE = range(2)  # in TREND
+SURE = 1.5  # standard errors from which heads, or another naive forecast, beat the naive forecast in use
+GUARD = 3.0  # standard errors by which the latest absolute errors of heads may be larger
 RECENT = 0.99  # discount of the errors by which forecasts are bounded and intervals scaled
 
 exceeds = called(candidates.exceeds)
@@ -120,7 +124,7 @@ def learn_stack(model, t, now):
         "HEADS OFF W X PROFILE GAIN RESTORED U D LEFT TURN UNIT", model
     )
     base, lags = shared.views("BASE LAGS", model)
-    H, phase, forgetting = size.horizon(model), shared.COUNTS(model).phase, given.OPTIONS(model).stack
+    H, phase = size.horizon(model), shared.COUNTS(model).phase
     for h in range(min(t, H) if x.size > 0 else 0):
         at = (t - h - 1) % H
         for j in range(z.size):
@@ -130,7 +134,7 @@ def learn_stack(model, t, now):
             x[1] = heads[at, j, h] - last
             seasonal(periods, profile[j], h, phase - h - 1, last, lags[j], now - h - 1, now, off[at, j], x)
             e = z[j] - heads[at, j, h] - dot(W[j, h], x)
-            first = gains(U[j, h], D[j, h], left[j, h], ridge, turn[j, h], forgetting, x, gain, restored, unit)
+            first = gains(U[j, h], D[j, h], left[j, h], ridge, turn[j, h], STACK_FORGETTING, x, gain, restored, unit)
             learn_error(W[j, h], gain, restored, first, e)
 
 
@@ -143,11 +147,11 @@ def follow_candidates(model, t, now):
         "NAIVE TYPICAL MISSED KNOWN LEADER HEADS STACKED MIXED SMOOTHED", model
     )
     base, lags = shared.views("BASE LAGS", model)
-    options, H, bases = given.OPTIONS(model), size.horizon(model), periods.size + 1
+    H, bases = size.horizon(model), periods.size + 1
     largest = 10.0  # typical errors
     for h in range(min(t, H)):
         at = (t - h - 1) % H
-        rate = max(1.0 - options.choice, min(RISE / (t - h), 1.0))
+        rate = max(1.0 - CHOICE, min(RISE / (t - h), 1.0))
         soon = max(1.0 - RECENT, 1.0 / (t - h))
         for j in range(z.size):
             if not there[j]:
@@ -215,12 +219,12 @@ def follow_leader(known, leader, near, share, least):
 
 
 @called
-def trust(known, share, latest, least, guard):
+def trust(known, share, latest):
     """How far a forecast goes from the naive one towards the mean of heads and stack, in [0, 1].
 
     As far as the regression of the naive errors on such changes says, and one standard error farther, where that is
-    significant: from `least` standard errors on, fully from one more on. Not at all where the latest absolute errors
-    are larger, by `guard` standard errors. A mean over rows counts one of them with `share`, that of the latest errors
+    significant: from SURE standard errors on, fully from one more on. Not at all where the latest absolute errors
+    are larger, by GUARD standard errors. A mean over rows counts one of them with `share`, that of the latest errors
     with `latest`.
     """
     together, change, error = known[PRODUCT], known[CHANGE_SQUARE], known[ERROR_SQUARE]
@@ -228,8 +232,8 @@ def trust(known, share, latest, least, guard):
         return 0.0
     slope = together / change
     rest = max(error - slope * together, 1e-9 * error + 1e-300)
-    sure = math.sqrt(slope * together / (rest * share)) - least
-    worse = known[GAIN] / math.sqrt(known[GAIN_SQUARE] * latest + 1e-300) + guard
+    sure = math.sqrt(slope * together / (rest * share)) - SURE
+    worse = known[GAIN] / math.sqrt(known[GAIN_SQUARE] * latest + 1e-300) + GUARD
     towards = min(slope + math.sqrt(rest * share / change), 1.0)
     return towards * min(max(sure, 0.0), 1.0) * min(max(worse, 0.0), 1.0)
 
@@ -243,7 +247,7 @@ def choose(model, t, now):
         "X W MISSED LEADER HEADS STACKED MIXED PROFILE OFF KNOWN SMOOTHED NAIVE", model
     )
     extent, made, lags = shared.views("EXTENT MADE LAGS", model)
-    options, H, phase, bases = given.OPTIONS(model), size.horizon(model), shared.COUNTS(model).phase, periods.size + 1
+    H, phase, bases = size.horizon(model), shared.COUNTS(model).phase, periods.size + 1
     at = t % H
     heads, stacked, mixed, made = heads[at], stacked[at], mixed[at], made[at]
     for j in range(z.size):
@@ -258,15 +262,15 @@ def choose(model, t, now):
                 seasonal(periods, profile[j], h, phase, z[j], lags[j], now, now + h + 1, off[at, j], x)
                 stacked[j, h] = min(max(mean + dot(W[j, h], x), low - width), high + width)
             a, b = missed[bases, j, h], missed[bases + 1, j, h]
-            share = 0.5 if a == b else 1.0 / (1.0 + min((b / a if a > 0.0 else HUGE), 1e3) ** (2.0 * options.sharpness))
+            share = 0.5 if a == b else 1.0 / (1.0 + min((b / a if a > 0.0 else HUGE), 1e3) ** (2.0 * SHARPNESS))
             mixed[j, h] = mean + share * (stacked[j, h] - mean)
-            share, own = share_of_rows(1.0 - options.choice, RISE, t - h, h), known[j, h]
-            leader = follow_leader(own, leaders[j, h], leaders[j, h - 1] if h > 0 else -1, share, options.lead)
+            share, own = share_of_rows(1.0 - CHOICE, RISE, t - h, h), known[j, h]
+            leader = follow_leader(own, leaders[j, h], leaders[j, h - 1] if h > 0 else -1, share, SURE)
             naive_forecasts(periods, lags[j], smoothed[at, j, h], h, t + h + 1, now + h + 1, z[j], naive)
             usual = naive[leader]
             leaders[j, h] = leader
             latest = share_of_rows(1.0 - RECENT, 1.0, t - h, h)
-            far = trust(own[leader], share, latest, options.sure, options.guard)
+            far = trust(own[leader], share, latest)
             made[j, h] = usual + far * (mixed[j, h] - usual)
 
 

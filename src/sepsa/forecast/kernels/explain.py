@@ -15,7 +15,7 @@ import math
 from sepsa.compiled.kernels import called
 from sepsa.forecast.kernels.choice import last_value
 from sepsa.forecast.kernels.heads import RISE, dot, gains, learn_error
-from sepsa.forecast.kernels.parts import exogenous, fixed, given, row, shared, size
+from sepsa.forecast.kernels.parts import CHOICE, INPUTS_FORGETTING, exogenous, fixed, given, row, shared, size
 from sepsa.learner.arithmetic.weigh import weigh
 
 CLIPPED = 8.0  # standard deviations to which exogenous inputs are bounded
@@ -80,15 +80,14 @@ def input_gains(model):
     d, gain, restored, U, D, left, turn, unit = exogenous.views("CHANGES GAIN RESTORED U D LEFT TURN UNIT", model)
     if d.size == 0:
         return -1
-    forgetting = given.OPTIONS(model).exogenous
-    return gains(U, D, left, fixed.CHANGES_RIDGE(model), turn, forgetting, d, gain, restored, unit)
+    return gains(U, D, left, fixed.CHANGES_RIDGE(model), turn, INPUTS_FORGETTING, d, gain, restored, unit)
 
 
 @called
 def learn_explained(model, j, h, first, t, e):
     """Let each way learn the error e of a forecast of series j at row t, which `explain` has just explained."""
     ways, losses, gain, restored, W = exogenous.views("WAYS LOSS GAIN RESTORED W", model)
-    rate = max(1.0 - given.OPTIONS(model).choice, min(RISE / (t - h), 1.0))
+    rate = max(1.0 - CHOICE, min(RISE / (t - h), 1.0))
     for k in range(ways.size):
         losses[j, h, k] += rate * (abs(e - ways[k]) - losses[j, h, k])
     learn_error(W[j, h], gain, restored, first, e - ways[1])

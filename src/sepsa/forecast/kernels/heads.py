@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from sepsa import restoration
 from sepsa.compiled.kernels import called
-from sepsa.forecast.kernels.parts import NEXT, UPDATES, fixed, given, heads, row, shared, size, stack
+from sepsa.forecast.kernels.parts import NEXT, SHARPNESS, UPDATES, fixed, heads, row, shared, size, stack
 from sepsa.learner.arithmetic.head import rank_one
 from sepsa.learner.arithmetic.robust import HUGE
 from sepsa.learner.arithmetic.weigh import relative_weight
@@ -85,8 +85,7 @@ def learn_targets(model, t):
     z, there = row.views("Z THERE", model)
     X, W, losses, gain, restored, first = heads.views("X W LOSS GAIN RESTORED FIRST", model)
     base = shared.BASE(model)
-    H = size.horizon(model)
-    discount = given.OPTIONS(model).discount
+    H, discount = size.horizon(model), 0.998  # of the losses by which heads are weighed
     for h in range(min(t, H)):
         at = (t - h - 1) % H
         rate = max(1.0 - discount, min(RISE / (t - h), 1.0))
@@ -150,7 +149,7 @@ def forecast_by_heads(model, t):
     """Fill the mean of the forecasts of the heads of each series, with weights (least loss / loss)^sharpness."""
     z, forecasts = row.Z(model), stack.HEADS(model)[t % size.horizon(model)]
     X, W, losses = heads.views("X W LOSS", model)
-    H, sharpness = size.horizon(model), given.OPTIONS(model).sharpness
+    H = size.horizon(model)
     for j in range(z.size):
         x = X[t % H, j]
         for h in range(H):
@@ -158,7 +157,7 @@ def forecast_by_heads(model, t):
             for v in range(W.shape[0]):
                 best = min(best, losses[v, j, h])
             for v in range(W.shape[0]):
-                share = relative_weight(losses[v, j, h], best, sharpness, 1e-300, 0.0)
+                share = relative_weight(losses[v, j, h], best, SHARPNESS, 1e-300, 0.0)
                 total += share * dot(W[v, j, h], x)
                 weight += share
             forecasts[j, h] = z[j] + total / weight

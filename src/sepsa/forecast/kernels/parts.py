@@ -24,16 +24,9 @@ MOST_ROWS = 2**48
 NEXT, UPDATES = range(2)  # in TURN: the coordinate that is restored next, and the number of updates
 LEAD, LEAD_SQUARE, GAIN, GAIN_SQUARE, PRODUCT, CHANGE_SQUARE, ERROR_SQUARE = range(7)  # in KNOWN
 
-OPTIONS = Record(
-    discount=Field(float, 0.998),  # of the losses by which heads are weighed
-    sharpness=Field(float, 20.0),  # the power of these losses
-    exogenous=Field(float, 0.9998),  # forgetting of the head on exogenous inputs
-    stack=Field(float, 0.9995),  # forgetting of the stacks
-    choice=Field(float, 0.999),  # discount of the errors of candidates
-    sure=Field(float, 1.5),  # standard errors from which heads beat a naive forecast
-    lead=Field(float, 1.5),  # the same, from which another naive forecast beats the one in use
-    guard=Field(float, 3.0),  # standard errors by which the latest absolute errors of heads may be larger
-)
+SHARPNESS = 20.0  # the power of recent losses by which heads, and these and stacks, are weighed
+CHOICE = 0.999  # discount of the errors of candidates
+STACK_FORGETTING, INPUTS_FORGETTING = 0.9995, 0.9998  # of the stacks, and of the head on exogenous inputs
 STACK_RIDGE = 30.0
 TREND_ROWS = 12  # whose mean change is the drift of a series without seasons
 # Whether quantiles are wanted, how many rows of exogenous inputs are known, and whether errors count those of forecasts
@@ -67,7 +60,6 @@ def scratch(name: str, shape: str, dtype: Any = float) -> Part:
 given = Frame(
     "forecaster",
     tuple(SIZES.split()),
-    Part("OPTIONS", OPTIONS),
     Part("CALL", CALL),
     number("Y", "rows series"),
     number("E", "rows exogenous"),
@@ -190,7 +182,7 @@ stack = Group(
     sizes={
         "stacked": stacked,
         "above_stacked": lambda sizes: triangle(stacked(sizes)),
-        "stacked_restored": lambda sizes: restored_at_once(stacked(sizes), OPTIONS.fields["stack"].start),
+        "stacked_restored": lambda sizes: restored_at_once(stacked(sizes), STACK_FORGETTING),
         "season_rows": lambda sizes: sizes["longest"] + 1,
         "naive": lambda sizes: 2 * (sizes["seasons"] + 1) + 1,
         "candidates": lambda sizes: sizes["seasons"] + 4,
@@ -226,7 +218,7 @@ exogenous = Group(
     sizes={
         "changes": changed,
         "above_changes": lambda sizes: triangle(changed(sizes)),
-        "changes_restored": lambda sizes: restored_at_once(changed(sizes), OPTIONS.fields["exogenous"].start),
+        "changes_restored": lambda sizes: restored_at_once(changed(sizes), INPUTS_FORGETTING),
         "kept_inputs": lambda sizes: sizes["longest"] + 2,
         "changing_steps": lambda sizes: sizes["horizon"] + 1,
         "ways": lambda sizes: 2 + (sizes["seasons"] > 0) if sizes["exogenous"] else 0,
@@ -245,13 +237,6 @@ def counted(part: Callable[[str], Any]) -> bool:
     """Whether the numbers of rows and of outliers agree."""
     rows, outliers, phase, shifts = part("COUNTS").item()
     return bool(0 < rows <= phase and shifts <= outliers <= rows * part("MEAN").size)
-
-
-def lags_are_the_last_values(part: Callable[[str], Any]) -> bool:
-    lags, base, rows = part("LAGS"), part("BASE"), int(part("COUNTS")["rows"])
-    n, H = lags.shape[1] // 2, len(base)
-    last = rows - 1 - np.arange(min(rows, H))
-    return bool((lags[:, :n] == lags[:, n:]).all() and (lags[:, last % n] == base[last % H].T).all())
 
 
 def scales_agree(part: Callable[[str], Any]) -> bool:
@@ -301,7 +286,6 @@ shared = Group(
         Rule("EXTENT", "in order", lambda part: bool((part("EXTENT")[0] <= part("EXTENT")[1]).all())),
         Rule("SCALE", "that of the last values", scales_agree),
         Rule("COUNTS", f"numbers of rows up to {MOST_ROWS}", counted),
-        Rule("LAGS", "the last values", lags_are_the_last_values),
         Rule("JUDGED", "numbers of rows", errors_have_rows),
     ),
 )
