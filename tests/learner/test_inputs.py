@@ -422,8 +422,8 @@ def test_missing_texts_and_categories_have_no_indicator():
 
 UNUSABLE = {
     r"X\['city'\] must hold numbers, dates or texts, got bytes: convert": lambda X: X.assign(city=[b"x"] * 20),
-    r"X\['city'\] must hold numbers or dates, got both": lambda X: X.assign(city=[1, datetime.date(2026, 1, 1)] * 10),
-    r"X\['size'\] must be finite, got -inf": lambda X: X.assign(size=-np.inf),
+    r"X\['city'\] must hold numbers or dates, got dates and numbers": lambda X: X.assign(city=[1, datetime.date(2026, 1, 1)] * 10),
+    r"X\['size'\] must be a finite number, got -inf": lambda X: X.assign(size=-np.inf),
     r"two columns 'city'|'city' 2 times": lambda X: pd.concat([X, X[["city"]]], axis=1),
     "minimum of 1 is required": lambda X: X[:0],
     "inconsistent numbers of samples": lambda X: X[1:],

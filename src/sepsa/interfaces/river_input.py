@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from river.utils import dataframe
 
-from sepsa.learner.columns.frame import as_pandas
+from sepsa.learner.columns.frame import as_pandas, read_series
 from sepsa.learner.columns.inputs import date_names, date_parts, numbers_of
-from sepsa.learner.columns.reader import column_of, read_value
+from sepsa.learner.columns.reader import read_value
 from sepsa.learner.growth import Names
 from sepsa.learner.learner import StreamLearner
 from sepsa.learner.memory.parts import Floats
@@ -124,12 +124,7 @@ def read_frame(X: Frame) -> tuple[list[Hashable], Floats]:
     frame = as_pandas(X)
     columns: dict[Hashable, Floats] = {}
     for name, series in frame.items():
-        try:
-            column = column_of(series)
-        except TypeError as error:
-            raise ValueError(f"X[{name!r}] must hold numbers, dates or texts, got {error}: encode it") from None
-        if np.isinf(column.numbers).any():
-            raise not_a_number(f"X[{name!r}]", float(column.numbers[np.isinf(column.numbers)][0]))
+        column = read_series(name, series)
         columns |= numbers_of(name, column)
         for code, text in enumerate(column.texts):
             columns[f"{name}={text}"] = np.where(column.codes == code, 1.0, math.nan)

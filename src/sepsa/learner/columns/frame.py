@@ -1,12 +1,10 @@
-"""The columns of a pandas DataFrame as the inputs of a learner, encoded as `sepsa stream` encodes those of a table."""
+"""The columns of a DataFrame as the inputs of a learner, encoded as `sepsa stream` encodes those of a table."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from datetime import date, time, timedelta
-from decimal import Decimal
-from numbers import Real
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ from sepsa.learner.memory.parts import Floats
 from sepsa.states import schema
 
 NUMBER, DATE, TEXT, CATEGORY = KINDS = ("numbers", "dates", "texts", "categories")
+NAMES = {TEXT, CATEGORY}
 
 
 class FrameInputs(Inputs):
@@ -47,10 +46,8 @@ class FrameEncoder:
 
         `learn_means` follows, once the targets of these rows are known.
         """
-        columns = {}
-        for name, series in self._series(frame):
-            kind, columns[name] = read_column(name, series, self.kinds[name])
-            self.kinds[name] = self.kinds[name] or kind
+        kinds, columns = self._read(frame)
+        self.kinds |= {name: self.kinds[name] or kind for name, kind in kinds.items()}
         new_inputs, warnings = self.inputs.add(columns)
         self._columns = columns if self.inputs.levels else {}
         return self.inputs.encode(columns, len(frame)), new_inputs, warnings
@@ -66,8 +63,8 @@ class FrameEncoder:
         if not columns:
             return X, new_inputs
         order = np.random.default_rng(0).permutation(len(X)) if shuffled else np.arange(len(X))
-        some = {name: column.rows(order) for name, column in columns.items() if column.codes is not None}
         turned = X[order]
+        some = {name: column.rows(order) for name, column in columns.items()}
         new_inputs = self.inputs.learn_means(turned, some, Y[order], () if shuffled else new_inputs)
         X = np.empty_like(X)
         X[order] = turned
@@ -75,14 +72,13 @@ class FrameEncoder:
 
     def encode(self, frame: Any) -> Floats:
         """The rows (n, inputs) of a frame, without an input for what is new."""
-        columns = {name: read_column(name, series, self.kinds[name])[1] for name, series in self._series(frame)}
-        return self.inputs.encode(columns, len(frame))
+        return self.inputs.encode(self._read(frame)[1], len(frame))
 
-    def _series(self, frame: Any) -> list[tuple[str, Any]]:
-        """The columns of a frame by name; columns without names are called by their numbers."""
-        columns = dict(frame.items())
-        given = zip(self.kinds, frame.items(), strict=True)
-        return [(name, columns.get(name, series)) for name, (_, series) in given]
+    def _read(self, frame: Any) -> tuple[dict[str, str | None], dict[str, Column]]:
+        """What the columns of a frame hold, and their cells; columns without names are called by their numbers."""
+        named, given = dict(frame.items()), zip(self.kinds.items(), frame.items(), strict=True)
+        read = {name: read_column(name, named.get(name, series), kind) for (name, kind), (_, series) in given}
+        return {name: kind for name, (kind, _) in read.items()}, {name: column for name, (_, column) in read.items()}
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -97,9 +93,7 @@ class FrameEncoder:
         new = schema.read(entry, state, {"columns", "kinds", "inputs"})
         names = new.texts("columns")
         kinds = new.items("kinds", len(names)).values
-        if not names:
-            raise new.damaged("columns", "at least one name", names)
-        if not all(kind is None or kind in KINDS for kind in kinds):
+        if not names or not all(kind is None or kind in KINDS for kind in kinds):
             raise new.damaged("kinds", f"each one of {', '.join(KINDS)}", kinds)
         out = cls(names, means)
         out.kinds = dict(zip(names, kinds, strict=True))
@@ -114,22 +108,14 @@ def is_frame(X: object) -> bool:
 
 
 def as_pandas(X: Any) -> Any:
-    """A frame of Polars, Arrow or another library that narwhals reads as one of pandas; anything else as it is."""
+    """A frame of Polars, Arrow or another library that converts itself to pandas; anything else as it is."""
     if is_frame(X):  # scikit-learn reads sparse columns where all are, of numbers, and the one that is not stored is 0
         sparse = {name: dtype for name, dtype in X.dtypes.items() if hasattr(dtype, "fill_value")}
         full = len(sparse) < X.shape[1] or any(one.fill_value != 0 or one.kind == "b" for one in sparse.values())
         return X.astype({name: dtype.subtype for name, dtype in sparse.items()}) if sparse and full else X
-    if not hasattr(type(X), "columns"):
-        return X
-    if hasattr(X, "collect"):
+    if hasattr(type(X), "columns") and hasattr(X, "collect"):
         raise TypeError(f"X is a lazy frame, {type(X).__name__}: call its method collect first")
-    try:
-        import narwhals
-        import pandas  # noqa: F401
-    except ImportError as error:
-        raise ImportError(f"X is a frame of {type(X).__module__}, which takes: pip install narwhals pandas") from error
-    frame = narwhals.from_native(X, eager_only=True, pass_through=True)
-    return frame.to_pandas() if isinstance(frame, narwhals.DataFrame) else X
+    return X.to_pandas() if hasattr(type(X), "columns") and hasattr(X, "to_pandas") else X
 
 
 def all_numbers(frame: Any) -> bool:
@@ -139,8 +125,8 @@ def all_numbers(frame: Any) -> bool:
 
 def check_numbers(frame: Any) -> None:
     """Raise an error for a column that holds anything but numbers, for a model that has learned numbers alone."""
-    for name, series in frame.items():
-        if series.dtype.kind not in "biufc":
+    if not all_numbers(frame):
+        for name, series in frame.items():
             read_column(name, series, NUMBER)
 
 
@@ -151,42 +137,39 @@ def in_order(frame: Any, names: Any) -> Any:
     return frame if same else frame[list(names)]
 
 
+def read_series(name: Any, series: Any, categorical: bool | None = None) -> Column:
+    """A column of a frame, whose cells must be finite numbers, dates or texts."""
+    try:
+        column = column_of(series, categorical)
+    except TypeError as error:
+        raise ValueError(f"X[{name!r}] must hold numbers, dates or texts, got {error}: convert or drop it") from None
+    infinite = column.numbers[np.isinf(column.numbers)]
+    if len(infinite):
+        raise ValueError(f"X[{name!r}] must be a finite number, got {infinite[0]}: leave it out")
+    return column
+
+
 def read_column(name: str, series: Any, known: str | None) -> tuple[str | None, Column]:
     """What a column holds, None if all is missing, and its cells; an error where it held something else before.
 
     A column that held texts or categories is read as it was first, whichever of both its dtype is now, and may have
     numbers among its objects.
     """
-    kind = kind_of(name, series, known)
-    column = column_of(series, known == CATEGORY or (kind == CATEGORY and known is None))
-    infinite = np.flatnonzero(np.isinf(column.numbers))
-    if len(infinite):
-        float(series.iloc[infinite[0]])  # OverflowError of an integer that no float holds
-        raise ValueError(f"X[{name!r}] must be finite, got {column.numbers[infinite[0]]}")
-    if None not in (kind, known) and kind != known and not {kind, known} <= {TEXT, CATEGORY}:
+    categorical = series.dtype == "category"
+    column = read_series(name, series, known == CATEGORY or (categorical and known is None))
+    there, kinds = series[series.notna()], set()
+    if len(there) and (categorical or series.dtype.kind in "biufmM"):
+        kinds = {CATEGORY if categorical else DATE if series.dtype.kind == "M" else NUMBER}
+    elif len(there):
+        types = set(map(type, there))
+        kinds = {TEXT if issubclass(of, str) else DATE if issubclass(of, date) else NUMBER for of in types}
+        if TEXT in kinds or known in NAMES:
+            kinds = {TEXT}
+    kind = " and ".join(sorted(kinds)) or None
+    if kind not in (None, known) and (known or kind not in KINDS) and not {kind, known} <= NAMES:
+        wanted = f"{known}, as when it was first learned" if known else "numbers or dates"
         raise ValueError(
-            f"X[{name!r}] must hold {known}, as when it was first learned, got {kind} of dtype {series.dtype}: "
-            f"convert it, for example by X[{name!r}].astype"
+            f"X[{name!r}] must hold {wanted}, got {kind} of dtype {series.dtype}: convert it, for example by "
+            f"X[{name!r}].astype"
         )
     return kind, column
-
-
-def kind_of(name: str, series: Any, known: str | None) -> str | None:
-    """What a column holds, by its dtype or the types of its objects; None if all is missing."""
-    there = series[series.notna()]
-    if not len(there):
-        return None
-    if series.dtype.kind in "biufmM":
-        return DATE if series.dtype.kind == "M" else NUMBER
-    if series.dtype == "category":
-        return CATEGORY
-    kinds = set()
-    for of in set(map(type, there)):
-        if not issubclass(of, (str, date, time, timedelta, Real, Decimal, np.bool_)):
-            raise ValueError(f"X[{name!r}] must hold numbers, dates or texts, got {of.__name__}: convert or drop it")
-        kinds.add(TEXT if issubclass(of, str) else DATE if issubclass(of, date) else NUMBER)
-    if TEXT in kinds or known in (TEXT, CATEGORY):
-        return TEXT
-    if len(kinds) > 1:
-        raise ValueError(f"X[{name!r}] must hold numbers or dates, got both: convert it")
-    return kinds.pop()
