@@ -77,7 +77,7 @@ def test_columns_are_encoded_as_those_of_a_table():
     }
     command = TableModel("y", seed=np.random.RandomState(0).randint(2**31 - 1))
     result = command.learn(RowBlock(columns, np.arange(300), str, [], {}))
-    assert list(model._encoder.inputs.names) == list(command.inputs.names)
+    assert list(model._encoder.names) == list(command.inputs.names)
     np.testing.assert_array_equal(mine, result.predictions)
 
 
@@ -101,12 +101,12 @@ def test_a_column_of_many_texts_gets_the_mean_of_the_targets_before_each_row(few
     encoder = frames.FrameEncoder(list(X))
     rows, new, said = encoder.learn(X)
     assert ["'shop' has more than 4 different texts" in text for text in said] == [True]
-    rows, new = encoder.learn_means(rows, y[:, None], new, shuffled=False)
+    rows, new = encoder.learn_targets(rows, y[:, None], new, shuffled=False)
     shops, seen, named = X["shop"].tolist(), [], []
     sums, counts, targets, start = {}, {}, [], None
     for i, shop in enumerate(shops):
         if pd.isna(shop):
-            assert start is None or np.isnan(rows[i, encoder.inputs.names["shop:mean"]])
+            assert start is None or np.isnan(rows[i, encoder.names["shop:mean"]])
             continue
         if shop not in named and (len(named) < 2 or shop in seen):
             if len(named) < 4:
@@ -120,14 +120,14 @@ def test_a_column_of_many_texts_gets_the_mean_of_the_targets_before_each_row(few
             seen.append(shop)
             if start is not None:
                 expected = (sums.get(shop, 0.0) + 10 * np.mean(targets)) / (counts.get(shop, 0) + 10)
-                assert rows[i, encoder.inputs.names["shop:mean"]] == pytest.approx(expected)
+                assert rows[i, encoder.names["shop:mean"]] == pytest.approx(expected)
             sums[shop], counts[shop] = sums.get(shop, 0.0) + y[i], counts.get(shop, 0) + 1
             targets.append(y[i])
-    assert [name for name in encoder.inputs.names if "=" in name] == [f"shop={shop}" for shop in named]
-    again = frames.FrameEncoder.from_state(encoder.state_dict(), 1, "encoder")
-    np.testing.assert_array_equal(again.encode(X), encoder.encode(X))
+    assert [name for name in encoder.names if "=" in name] == [f"shop={shop}" for shop in named]
+    again = frames.FrameEncoder.of_state(encoder.state_dict(), 1, "encoder")
+    np.testing.assert_array_equal(again.rows(X), encoder.rows(X))
     unknown = X[:1].assign(shop="never seen")
-    assert encoder.encode(unknown)[0, encoder.inputs.names["shop:mean"]] == pytest.approx(np.mean(targets))
+    assert encoder.rows(unknown)[0, encoder.names["shop:mean"]] == pytest.approx(np.mean(targets))
 
 
 @pytest.mark.filterwarnings("ignore:column 'shop' has more than")
@@ -139,7 +139,7 @@ def test_the_division_into_frames_does_not_matter(kind, rows, few_indicators):
     whole, parts = kind(random_state=0).partial_fit(X, y), kind(random_state=0)
     for at in range(0, 120, 7):
         parts.partial_fit(X[at : at + 7], y[at : at + 7])
-    one, two = (each._encoder.inputs for each in (whole, parts))
+    one, two = (each._encoder for each in (whole, parts))
     assert list(one.names) == list(two.names)
     assert list(one.levels) == list(two.levels)
     assert all(np.array_equal(levels.sums, two.levels[name].sums) for name, levels in one.levels.items())
@@ -213,7 +213,7 @@ def test_pandas_dtypes_with_missing_values():
     assert SepSARegressor(random_state=0).partial_fit(days, y)._encoder.kinds["time"] == "dates"
     lengths = plain.assign(time=plain["time"] - plain["time"].min())
     model = SepSARegressor(random_state=0).partial_fit(lengths, y)
-    assert list(model._encoder.inputs.names).count("time") == 1  # a duration is a number, of seconds
+    assert list(model._encoder.names).count("time") == 1  # a duration is a number, of seconds
 
 
 def test_columns_without_names_are_found_by_position():
@@ -401,7 +401,7 @@ def test_missing_texts_and_categories_have_no_indicator():
     X.loc[1::3, "grade"] = np.nan
     X.loc[::4, "time"] = pd.NaT
     model = SepSARegressor(random_state=0).partial_fit(X, y)
-    names = list(model._encoder.inputs.names)
+    names = list(model._encoder.names)
     seen = model._check_rows(X)
     cities = [i for i, name in enumerate(names) if name.startswith("city=")]
     assert len(cities) == 3
@@ -422,7 +422,7 @@ def test_missing_texts_and_categories_have_no_indicator():
 
 UNUSABLE = {
     r"X\['city'\] must hold numbers, dates or texts, got bytes: convert": lambda X: X.assign(city=[b"x"] * 20),
-    r"X\['city'\] must hold numbers or dates, got dates and numbers": lambda X: X.assign(city=[1, datetime.date(2026, 1, 1)] * 10),
+    r"X\['city'\] must hold .*got dates and numbers": lambda X: X.assign(city=[1, datetime.date(2026, 1, 1)] * 10),
     r"X\['size'\] must be a finite number, got -inf": lambda X: X.assign(size=-np.inf),
     r"two columns 'city'|'city' 2 times": lambda X: pd.concat([X, X[["city"]]], axis=1),
     "minimum of 1 is required": lambda X: X[:0],

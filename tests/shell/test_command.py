@@ -701,7 +701,7 @@ def test_a_saved_model_predicts_without_learning_and_names_columns_that_it_does_
     table("x,color,y\n1,red,2\n", "new.csv")
     assert said("predict m.sepsa new.csv").splitlines()[:2] == [
         "column 'color' is not one of the model's and is ignored: is it 'colour'?",
-        "2 of the model's 3 columns are absent, taken as missing values: 'day', 'colour'",
+        "2 of the model's 3 columns are absent, taken as missing values: 'colour', 'day'",
     ]
     extra = ",".join(f"extra {i}" for i in range(8))
     table(f"x,colour,day,{extra}\n1,red,2026-01-01{',1' * 8}\n", "new.csv")

@@ -94,7 +94,7 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
     def _fit(self, X: Any, Y: Floats, weight: Floats) -> tuple[Floats, Floats, Floats]:
         """Learn from scratch; returns the predictions of rows that one member left out, their targets and weights."""
         if self._encoder is not None:
-            X, _ = self._encoder.learn_means(X, Y, (), shuffled=True)
+            X, _ = self._encoder.learn_targets(X, Y, (), shuffled=True)
         there = np.flatnonzero(weight > 0)
         if not there.size:
             raise ValueError("sample_weight must be positive for at least one sample, got zeros alone")
@@ -161,7 +161,7 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
             return self._new_learner(inputs, outputs, seed, names=self._input_names(inputs))
 
         if self._encoder is not None:
-            rows = Rows(*self._encoder.learn_means(rows.X, Y, rows.new_inputs, shuffled=False))
+            rows = Rows(*self._encoder.learn_targets(rows.X, Y, rows.new_inputs, shuffled=False))
         self._learner, before = learn_rows(
             self._learner, new_learner, rows.X, Y, weight, rows.new_inputs, output_rows, told, self._batch
         )
@@ -205,7 +205,7 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
         elif learn:
             encoder = deepcopy(encoder)
         else:
-            return Rows(encoder.encode(X))
+            return Rows(encoder.rows(X))
         rows, new_inputs, said = encoder.learn(X)
         for text in said:
             warnings.warn(text, UserWarning, stacklevel=6)
@@ -323,9 +323,9 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
             inputs, outputs = learner.engine.inputs, learner.engine.outputs
             columns = inputs
             if "encoder" in state_dict:
-                encoder = FrameEncoder.from_state(new["encoder"], self._means(outputs), new.path("encoder"))
-                if len(encoder.inputs.names) != inputs:
-                    raise new.damaged("encoder", f"one of {inputs} inputs", len(encoder.inputs.names))
+                encoder = FrameEncoder.of_state(new["encoder"], self._means(outputs), new.path("encoder"))
+                if len(encoder.names) != inputs:
+                    raise new.damaged("encoder", f"one of {inputs} inputs", len(encoder.names))
                 columns, known = len(encoder.kinds), [*encoder.kinds]
                 if sorted(names or [f"x{i}" for i in range(columns)]) != sorted(known):
                     raise new.damaged("feature_names", f"the names of {columns} columns", names)

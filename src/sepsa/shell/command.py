@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from sepsa.learner.columns.cells import read_cell
 from sepsa.shell.cells import RowBlock, TableError, TableReader, UsableRows
 from sepsa.shell.formats import open_table
-from sepsa.shell.inspection import column_names, load_model, spelled
+from sepsa.shell.inspection import load_model, spelled
 from sepsa.shell.messages import FAILED, FINISHED, INTERRUPTED, MISUSED, TERMINATED, Misuse, say
 from sepsa.shell.model import Details, TableModel
 from sepsa.shell.options import NO_TARGET, DetailOptions, PredictOptions, RunOptions, flag_of
@@ -244,7 +244,7 @@ def predict(options: PredictOptions) -> int:
     if model.learner is None:
         raise Misuse(f"{options.model} has not learned any row yet and cannot predict: learn a table by sepsa stream")
     asked, left_out = check_details(options, model), LeftOut()
-    own, known = column_names(model), set[str]()  # the columns so far
+    own, known = sorted(model.inputs.cells), set[str]()  # the columns so far
     predictions = None
     with contextlib.ExitStack() as held:
         table = open_read(options.source, held, model)
@@ -368,7 +368,7 @@ def warn_of_columns(
 
     `known` are columns that earlier rows had, where each row names its own.
     """
-    own = column_names(model)
+    own = sorted(model.inputs.cells)
     missing = [name for name in own if name not in names]
     ignored = {*own, *model.drop, model.target, *(known or ())}
     unknown = [name for name in names if name not in ignored]

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from sepsa.learner.columns.inputs import DATE_PARTS, date_names
 from sepsa.shell.formats import kind_of_file
 from sepsa.shell.messages import FINISHED, check_stdout, duration, print_text
 from sepsa.shell.model import TableModel
@@ -112,7 +111,7 @@ def describe_model(model: TableModel, header: Header) -> dict[str, Any]:
         "error": error_of(model),
         "recent error": error_of(model, recent=True),
         "alarms": model.trace.alarm_count,
-        "columns": column_names(model),
+        "columns": sorted(model.inputs.cells),
         "inputs": len(model.inputs.names),
         "numbers and texts": model.inputs.mixed_columns(),
         "position": header.position.get("table") if isinstance(header.position, dict) else None,
@@ -125,17 +124,6 @@ def describe_model(model: TableModel, header: Header) -> dict[str, Any]:
         if not model.classify:
             contents["noise"] = float(np.sqrt(learner.noise_variance()[0]))
     return contents
-
-
-def column_names(model: TableModel) -> list[str]:
-    """The columns that the model's inputs encode."""
-    inputs = model.inputs
-    names = dict.fromkeys(name for name in inputs.names if name not in inputs.indicators)
-    days = f":{DATE_PARTS[0]}"
-    for column in [name.removesuffix(days) for name in names if name.endswith(days)]:
-        if names.keys() >= {*date_names(column)}:
-            names = {name: None for name in names if name.rpartition(":")[0] != column} | {column: None}
-    return list(names | dict.fromkeys(inputs.texts))
 
 
 def spelled(value: Any) -> str:

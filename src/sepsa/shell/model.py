@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sepsa.learner.calibration import probabilities
-from sepsa.learner.columns.inputs import CLASS_MEANS, Inputs, date_names
+from sepsa.learner.columns.inputs import CLASS_MEANS, Inputs
 from sepsa.learner.columns.reader import Column
 from sepsa.learner.engine.options import BODIES
 from sepsa.learner.growth import class_codes, first_rows, indicators, learn_rows
@@ -211,8 +211,8 @@ class TableModel(TableOptions):
             usable.refuse(np.isinf(target.numbers), f"{self.target!r} is not finite", NOT_FINITE)
         for name, column in self._inputs(block, np.arange(len(block))).items():
             usable.refuse(np.isinf(column.numbers), f"{name!r} is not finite", NOT_FINITE)
-            kind = self.learned_kind(name)
-            if not kind or (learning and not first):
+            kind, *more = self.inputs.cells.get(name, ["text"])
+            if more or kind == "text" or (learning and not first):
                 continue
             other = column.is_text | (column.is_time if kind == "number" else ~np.isnan(column.numbers))
             reason = wrong_cell(name, column, self.reading, f"and the model has learned {kind}s there", kind=kind)
@@ -220,12 +220,6 @@ class TableModel(TableOptions):
                 raise Misuse(f"line {block.lines[other.argmax()]}: {reason(int(other.argmax()))}")
             if not learning:
                 usable.refuse(other, reason, "")
-
-    def learned_kind(self, name: str) -> str:
-        """What all cells of a column were so far, "number" or "date"; empty where they were texts, mixed or none."""
-        number = name in self.inputs.names and name not in self.inputs.indicators
-        dates = date_names(name)[0] in self.inputs.names
-        return "" if self.inputs.text_rows.get(name) or number == dates else "number" if number else "date"
 
     # ------------------------------------------------------------------ prediction
 

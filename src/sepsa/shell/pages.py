@@ -14,7 +14,7 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from sepsa.shell.inspection import column_names, load_model, spelled
+from sepsa.shell.inspection import load_model, spelled
 from sepsa.shell.messages import FINISHED, Misuse, say
 from sepsa.shell.model import TableModel
 from sepsa.shell.options import ReportOptions, TableOptions
@@ -103,7 +103,7 @@ def of_stream(model: TableModel, quarantine: Path) -> dict[str, Any]:
             (each.name, spelled(options[each.name]), each.metadata["help"])
             for each in (*fields(TableOptions), *fields(Reading))
         ],
-        "columns": column_names(model),
+        "columns": sorted(model.inputs.cells),
         "quarantine": quarantine,
         "chosen": {} if model.learner is None else model.learner.engine.chosen,
     }

@@ -20,39 +20,37 @@ NUMBER, DATE, TEXT, CATEGORY = KINDS = ("numbers", "dates", "texts", "categories
 NAMES = {TEXT, CATEGORY}
 
 
-class FrameInputs(Inputs):
-    """Inputs whose warnings name what a user of pandas can do."""
-
-    drop, numbers, dates = "drop it", "convert it to numbers", "convert it by pandas.to_datetime(..., format={})"
-    mixed, tells_dates = "", False
-
-
-class FrameEncoder:
-    """The columns of a DataFrame, what each holds, and the inputs that encode them, in the order of `names`.
+class FrameEncoder(Inputs):
+    """The columns of a DataFrame, what each holds, and the inputs that encode them, in the order of `columns`.
 
     `means` is the number of targets whose means are inputs for a column of many texts.
     """
 
-    def __init__(self, names: Sequence[str], means: int = 1) -> None:
-        self.kinds: dict[str, str | None] = dict.fromkeys(names)  # None: no value has come yet
-        self._columns: dict[str, Column] = {}  # between `learn` and `learn_means`
-        if len(self.kinds) < len(names):
-            twice = next(name for i, name in enumerate(names) if name in names[:i])
+    # What a user of pandas can do, in warnings.
+    drop, numbers, dates = "drop it", "convert it to numbers", "convert it by pandas.to_datetime(..., format={})"
+    mixed, tells_dates = "", False
+
+    def __init__(self, columns: Sequence[str], means: int = 1) -> None:
+        super().__init__(CATEGORIES, means)
+        self.kinds: dict[str, str | None] = dict.fromkeys(columns)  # None: no value has come yet
+        self._columns: dict[str, Column] = {}  # between `learn` and `learn_shuffled`
+        if len(self.kinds) < len(columns):
+            twice = next(name for i, name in enumerate(columns) if name in columns[:i])
             raise ValueError(f"X must have distinct columns, got two columns {twice!r}: rename one of them")
-        self.inputs: Inputs = FrameInputs(CATEGORIES, means)
 
     def learn(self, frame: Any) -> tuple[Floats, list[NewInput], list[str]]:
         """The rows (n, inputs) of a frame, the inputs that they are the first to need, and warnings.
 
-        `learn_means` follows, once the targets of these rows are known.
+        `learn_targets` follows.
         """
-        kinds, columns = self._read(frame)
-        self.kinds |= {name: self.kinds[name] or kind for name, kind in kinds.items()}
-        new_inputs, warnings = self.inputs.add(columns)
-        self._columns = columns if self.inputs.levels else {}
-        return self.inputs.encode(columns, len(frame)), new_inputs, warnings
+        read = self._read(frame)
+        columns = {name: column for name, (_, column) in read.items()}
+        self.kinds |= {name: self.kinds[name] or kind for name, (kind, _) in read.items()}
+        new_inputs, warnings = self.add(columns)
+        self._columns = columns if self.levels else {}
+        return self.encode(columns, len(frame)), new_inputs, warnings
 
-    def learn_means(
+    def learn_targets(
         self, X: Floats, Y: Floats, new_inputs: Sequence[NewInput], shuffled: bool
     ) -> tuple[Floats, Sequence[NewInput]]:
         """The rows of the last `learn` with the means of texts before each row, and its new inputs with their scales.
@@ -63,41 +61,33 @@ class FrameEncoder:
         if not columns:
             return X, new_inputs
         order = np.random.default_rng(0).permutation(len(X)) if shuffled else np.arange(len(X))
-        turned = X[order]
-        some = {name: column.rows(order) for name, column in columns.items()}
-        new_inputs = self.inputs.learn_means(turned, some, Y[order], () if shuffled else new_inputs)
-        X = np.empty_like(X)
-        X[order] = turned
-        return X, new_inputs
+        turned, some = X[order], {name: column.rows(order) for name, column in columns.items()}
+        new_inputs = self.learn_means(turned, some, Y[order], () if shuffled else new_inputs)
+        return turned[np.argsort(order)], new_inputs
 
-    def encode(self, frame: Any) -> Floats:
+    def rows(self, frame: Any) -> Floats:
         """The rows (n, inputs) of a frame, without an input for what is new."""
-        return self.inputs.encode(self._read(frame)[1], len(frame))
+        return self.encode({name: column for name, (_, column) in self._read(frame).items()}, len(frame))
 
-    def _read(self, frame: Any) -> tuple[dict[str, str | None], dict[str, Column]]:
+    def _read(self, frame: Any) -> dict[str, tuple[str | None, Column]]:
         """What the columns of a frame hold, and their cells; columns without names are called by their numbers."""
         named, given = dict(frame.items()), zip(self.kinds.items(), frame.items(), strict=True)
-        read = {name: read_column(name, named.get(name, series), kind) for (name, kind), (_, series) in given}
-        return {name: kind for name, (kind, _) in read.items()}, {name: column for name, (_, column) in read.items()}
+        return {name: read_column(name, named.get(name, series), kind) for (name, kind), (_, series) in given}
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "columns": list(self.kinds),
-            "kinds": list(self.kinds.values()),
-            "inputs": self.inputs.state_dict(),
-        }
+        return super().state_dict() | {"columns": list(self.kinds), "kinds": list(self.kinds.values())}
 
     @classmethod
-    def from_state(cls, state: Any, means: int, entry: str) -> FrameEncoder:
+    def of_state(cls, state: Any, means: int, entry: str) -> FrameEncoder:
         """The encoder that continues from the result of `state_dict`; ValueError where that is damaged."""
-        new = schema.read(entry, state, {"columns", "kinds", "inputs"})
-        names = new.texts("columns")
-        kinds = new.items("kinds", len(names)).values
-        if not names or not all(kind is None or kind in KINDS for kind in kinds):
+        new = schema.read(entry, state, set(cls(()).state_dict()))
+        columns = new.texts("columns")
+        kinds = new.items("kinds", len(columns)).values
+        if not columns or not all(kind is None or kind in KINDS for kind in kinds):
             raise new.damaged("kinds", f"each one of {', '.join(KINDS)}", kinds)
-        out = cls(names, means)
-        out.kinds = dict(zip(names, kinds, strict=True))
-        out.inputs = FrameInputs.from_state(CATEGORIES, means, new["inputs"], new.path("inputs"))
+        out = cls(columns, means)
+        out.kinds = dict(zip(columns, kinds, strict=True))
+        out._load(new)
         return out
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sepsa.learner.columns.cells import DECORATED, NUMBER, date_formats, number_cure
 from sepsa.learner.columns.levels import SLOTS, LevelMeans, keys_of
@@ -28,6 +29,7 @@ MOST_INPUTS = 2000  # a learner's state grows as their square
 MOST_TEXT_INPUTS = 1000
 NOTHING = ""  # the only input, always 0, of a table whose first row has no value
 DATE_PARTS = ("days", "month", "weekday", "hour")
+CELLS = ("number", "date", "text")
 
 
 class Candidate(NamedTuple):
@@ -36,9 +38,8 @@ class Candidate(NamedTuple):
     row: int
     rank: int  # of its column, which orders inputs of one row
     name: str
-    mean: float
-    scale: float
-    column: str | None = None
+    column: str
+    mean: float = 0.0
     text: str | None = None
 
 
@@ -52,17 +53,18 @@ class Inputs:
     def __init__(self, categories: int, means: int = 1) -> None:
         self.categories, self.means = categories, means  # of how many targets a column has means
         self.names: dict[str, int] = {}
-        self.indicators: set[str] = set()  # inputs that are 0 or 1
-        self.texts: dict[str, dict[str, str]] = {}  # for each column: text to the name of its input
+        self.cells: dict[str, list[str]] = {}  # for each column: the kinds of its cells in the order in which they came
+        self.texts: dict[str, dict[str, int]] = {}  # for each column: text to its input, which is 0 or 1
         self.text_rows: dict[str, int] = {}  # for each column: the number of rows that had a text
         self.levels: dict[str, LevelMeans] = {}  # of columns with more than `AT_ONCE` texts
         self.warned: set[str] = set()
+        self._told: list[tuple[int, str]] = []  # warnings of this call and their rows
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "names": list(self.names),
-            "indicators": sorted(self.indicators),
-            "texts": {column: dict(texts) for column, texts in self.texts.items()},
+            "cells": {column: list(kinds) for column, kinds in sorted(self.cells.items())},
+            "texts": {column: list(texts) for column, texts in self.texts.items()},
             "text_rows": dict(sorted(self.text_rows.items())),
             "warned": sorted(self.warned),
             "levels": {column: levels.state_dict() for column, levels in sorted(self.levels.items())},
@@ -72,88 +74,91 @@ class Inputs:
     def from_state(cls, categories: int, means: int, state: Any, entry: str = "state['inputs']") -> Inputs:
         """Inputs that continue from the result of `state_dict`; ValueError where that is damaged."""
         out = cls(categories, means)
-        new = schema.read(entry, state, set(out.state_dict()))
-        out.names = {name: i for i, name in enumerate(new.texts("names"))}
-        out.indicators, out.warned = set(new.texts("indicators")), set(new.texts("warned"))
-        texts, text_rows, levels = (new.mapping(key) for key in ("texts", "text_rows", "levels"))
+        out._load(schema.read(entry, state, set(out.state_dict())))
+        return out
+
+    def _load(self, new: schema.Entries) -> None:
+        self.names = {name: i for i, name in enumerate(new.texts("names"))}
+        self.warned = set(new.texts("warned"))
+        cells, texts, text_rows, levels = (new.mapping(key) for key in ("cells", "texts", "text_rows", "levels"))
         for column in texts.values:
-            of = texts.mapping(column).values
-            wanted = {text: f"{column}={text}" for text in of if type(text) is str}
-            if dict(of) != wanted or len(of) > categories:
-                raise texts.damaged(column, f"the inputs of at most {categories} texts", schema.brief(of))
-            out.texts[column] = wanted
-        named = {name for of in out.texts.values() for name in of.values()}
-        if not out.indicators <= named | {NOTHING} or not named <= out.indicators <= set(out.names):
-            raise ValueError(f"{entry} must have an input for each text, and a text for each indicator")
-        out.text_rows = {column: text_rows.integer(column) for column in text_rows.values}
-        many = {name for name, texts in out.texts.items() if len(texts) > AT_ONCE}
-        if not many <= set(levels.values) <= set(out.text_rows):
+            known = {text: self.names.get(f"{column}={text}", -1) for text in texts.texts(column)}
+            if -1 in known.values() or len(known) > self.categories:
+                raise texts.damaged(column, f"at most {self.categories} texts with an input each", schema.brief(known))
+            self.texts[column] = known
+        self.cells = {column: cells.texts(column) for column in cells.values}
+        explained = {NOTHING, *(f"{column}={text}" for column, known in self.texts.items() for text in known)}
+        for column, kinds in self.cells.items():
+            inputs = dict(zip(CELLS, ([column], date_names(column), mean_names(column, self.means)), strict=True))
+            if not kinds or not {*kinds} <= {*CELLS}:
+                raise cells.damaged(column, f"some of {', '.join(CELLS)}", kinds)
+            explained.update(*(inputs[kind] for kind in kinds))
+        if not self.names.keys() <= explained:
+            raise new.damaged("names", "inputs of the columns in 'cells' and their texts", schema.brief(new["names"]))
+        self.text_rows = {column: text_rows.integer(column) for column in text_rows.values}
+        many = {name for name, texts in self.texts.items() if len(texts) > AT_ONCE}
+        if not many <= set(levels.values) <= set(self.text_rows):
             raise new.damaged("levels", "a dict of the columns with many texts", schema.brief(new["levels"]))
         for column in levels.values:
-            out.levels[column] = LevelMeans.from_state(means, levels.path(column), levels[column])
-        return out
+            self.levels[column] = LevelMeans.from_state(self.means, levels.path(column), levels[column])
 
     def add(self, columns: Mapping[str, Column]) -> tuple[list[NewInput], list[str]]:
         """Add inputs for values that these rows hold for the first time; returns them, in order, and warnings."""
         candidates: list[Candidate] = []
-        warnings: list[tuple[int, str]] = []
+        self._told = []
         for rank, (name, column) in enumerate(columns.items()):
-            before = next(iter(self.texts.get(name, ())), "")
             for of, values in numbers_of(name, column).items():
                 if of in self.names or not len(rows := np.flatnonzero(~np.isnan(values))):
                     continue
-                candidates.append(Candidate(int(rows[0]), rank, of, float(values[rows[0]]), 0.0))
+                candidates.append(Candidate(int(rows[0]), rank, of, name, float(values[rows[0]])))
                 if self.tells_dates and of == date_names(name)[0]:
                     said = f"column {name!r} holds dates: they become {', '.join(DATE_PARTS)}"
-                    warnings.append((int(rows[0]), said))
+                    self._told.append((int(rows[0]), said))
             if column.codes is not None:
-                self._add_texts(name, rank, column, candidates, warnings)
-            if self.mixed:
-                self._look_for_mixed(name, column, before, warnings)
+                self._add_texts(name, rank, column, candidates)
+            self._note_cells(name, column)
         if not self.names and not any(candidate.row == 0 for candidate in candidates):
-            candidates.append(Candidate(0, -1, NOTHING, 0.0, 1.0))
+            candidates.append(Candidate(0, -1, NOTHING, NOTHING))
         new = []
         texts = sum(len(known) for known in self.texts.values())
-        for row, _, name, mean, scale, column_name, text in sorted(candidates, key=lambda c: c[:2]):
+        for row, _, name, column_name, mean, text in sorted(candidates, key=lambda c: c[:2]):
             if name in self.names:
                 continue
-            if len(self.names) >= MOST_INPUTS or (scale == 1.0 and texts >= MOST_TEXT_INPUTS):
+            if len(self.names) >= MOST_INPUTS or (text is not None and texts >= MOST_TEXT_INPUTS):
                 said = f"there are too many inputs: {name!r} and all that are new are left out"
-                self._warn("too many", row, warnings, said)
+                self._warn("too many", row, said)
                 continue
             self.names[name] = len(self.names)
-            if scale == 1.0:
-                self.indicators.add(name)
-            if column_name is not None and text is not None:
-                self.texts.setdefault(column_name, {})[text] = name
+            if text is not None:
+                self.texts.setdefault(column_name, {})[text] = self.names[name]
                 texts += 1
-            new.append(NewInput(row, name, mean, scale))
-        return new, [text for _, text in sorted(warnings)]
+            new.append(NewInput(row, name, mean, float(text is not None or name == NOTHING)))
+        return new, [text for _, text in sorted(self._told)]
 
     def mixed_columns(self) -> list[str]:
         """The columns that have held texts beside numbers or dates."""
-        return [name for name in sorted(self.texts) if not self.names.keys().isdisjoint([name, *date_names(name)])]
+        return [name for name, kinds in sorted(self.cells.items()) if "text" in kinds and len(kinds) > 1]
 
-    def _look_for_mixed(self, name: str, column: Column, text: str, warnings: list[tuple[int, str]]) -> None:
-        """Warn of a column that holds texts beside numbers or dates; `text` is one of rows before, empty for none."""
-        if f"mixed {name}" in self.warned or not (text or column.is_text.any()):
-            return
-        values, row = column.is_time | ~np.isnan(column.numbers), -1
-        known = [of for of in (name, date_names(name)[0]) if of in self.names]
-        if not (known or values.any()):
-            return
-        dated = min(known, key=self.names.__getitem__) != name if known else column.is_time[values.argmax()]
-        if not text:
-            text, row = column.text(int(column.is_text.argmax())), int(column.is_text.argmax())
-        if not (date_formats(text) or looks_like_number(text)):  # which has its own warning
-            cure = self.mixed.format(shlex.quote(text[:40]), shlex.quote(name))
-            said = f"column {name!r} holds {'dates' if dated else 'numbers'} and texts, as {text[:40]!r}: {cure}"
-            self._warn(f"mixed {name}", row if known else max(row, int(values.argmax())), warnings, said)
+    def _note_cells(self, name: str, column: Column) -> None:
+        """Note the kinds of cells that come for the first time; warn of texts beside numbers or dates."""
+        known = self.cells.get(name, [])
+        masks = (~np.isnan(column.numbers), column.is_time, column.is_text)
+        new = sorted((int(mask.argmax()), kind) for kind, mask in zip(CELLS, masks, strict=True) if mask.any())
+        for row, kind in new:
+            if kind in known:
+                continue
+            known = self.cells[name] = [*known, kind]
+            if "text" not in known or len(known) == 1 or not self.mixed:
+                continue
+            text = next(iter(self.texts.get(name, ()))) if name in self.texts else column.text(row)
+            if not (date_formats(text) or looks_like_number(text)):  # which has its own warning
+                other = next(kind for kind in known if kind != "text")
+                cure = self.mixed.format(shlex.quote(text[:40]), shlex.quote(name))
+                said = f"column {name!r} holds {other}s and texts, as {text[:40]!r}: {cure}"
+                self._warn(f"mixed {name}", row, said)
 
-    def _add_texts(
-        self, name: str, rank: int, column: Column, candidates: list[Candidate], warnings: list[tuple[int, str]]
-    ) -> None:
-        """Add to `candidates` and `warnings` what the new texts of a column call for."""
+    def _add_texts(self, name: str, rank: int, column: Column, candidates: list[Candidate]) -> None:
+        """Add to `candidates` the inputs that the new texts of a column need."""
         assert column.codes is not None
         known = self.texts.get(name, {})
         there = np.flatnonzero(column.codes >= 0)
@@ -169,12 +174,12 @@ class Inputs:
             if text not in named:
                 if len(named) - len(known) < at_once or (owner == keys[code] and len(named) - len(known) < room):
                     named.add(text)
-                    candidates.append(Candidate(row, rank, f"{name}={text}", 0.0, 1.0, name, text))
-                    self._look_at(name, text, row, warnings)
+                    candidates.append(Candidate(row, rank, f"{name}={text}", name, text=text))
+                    self._look_at(name, text, row)
                 elif owner == keys[code]:
-                    candidates += [Candidate(row, rank, of, 0.0, 0.0) for of in mean_names(name, self.means)]
+                    candidates += [Candidate(row, rank, of, name) for of in mean_names(name, self.means)]
                     said = f"column {name!r} has more than {self.categories} different texts: further ones share"
-                    self._warn(f"texts {name}", row, warnings, f"{said} one input, the mean of their targets so far")
+                    self._warn(f"texts {name}", row, f"{said} one input, the mean of their targets so far")
                     break
                 else:
                     levels = self.levels.setdefault(name, LevelMeans(self.means, start=row))
@@ -186,31 +191,31 @@ class Inputs:
             distinct = len(named) + len(stored - {key % SLOTS for key in keys_of(list(named))})
         if distinct >= 0.98 * self.text_rows[name] and max(2 * len(there), self.text_rows[name]) >= IDENTIFIERS:
             said = f"column {name!r} looks like an identifier, with another text in almost every row: {self.drop}?"
-            self._warn(f"identifier {name}", int(there[-1]), warnings, said)
+            self._warn(f"identifier {name}", int(there[-1]), said)
 
-    def _look_at(self, name: str, text: str, row: int, warnings: list[tuple[int, str]]) -> None:
+    def _look_at(self, name: str, text: str, row: int) -> None:
         """Warn of texts that were probably meant as dates or numbers."""
         if formats := date_formats(text):
             said = f"column {name!r} looks like dates, as {text!r}, and is read as texts"
             cure = f"{self.dates.format(' or '.join(map(repr, formats)))}, or {self.drop}"
-            self._warn(f"date {name}", row, warnings, f"{said}: {cure}")
+            self._warn(f"date {name}", row, f"{said}: {cure}")
             self.warned |= {f"texts {name}", f"identifier {name}"}
         if looks_like_number(text):
             said = f"column {name!r} looks like a number, {text!r}, and is read as a text"
             cure = number_cure(text)
             cure = self.numbers.format(cure) if cure else "remove all but digits and the decimal mark"
-            self._warn(f"decimal {name}", row, warnings, f"{said}: {cure}")
+            self._warn(f"decimal {name}", row, f"{said}: {cure}")
 
-    def _warn(self, key: str, row: int, warnings: list[tuple[int, str]], said: str) -> None:
+    def _warn(self, key: str, row: int, said: str) -> None:
         if key not in self.warned:
             self.warned.add(key)
-            warnings.append((row, said))
+            self._told.append((row, said))
 
     def said_once(self, key: str, said: str) -> list[str]:
         """This warning, where it has not been given yet."""
-        warnings: list[tuple[int, str]] = []
-        self._warn(key, 0, warnings, said)
-        return [text for _, text in warnings]
+        self._told = []
+        self._warn(key, 0, said)
+        return [text for _, text in self._told]
 
     def learn_means(
         self, X: Floats, columns: Mapping[str, Column], Y: Floats, new_inputs: Sequence[NewInput]
@@ -225,7 +230,7 @@ class Inputs:
             column = columns.get(name)
             if column is None or column.codes is None:
                 continue
-            names, keys = mean_names(name, self.means), np.array([*keys_of(column.texts), 0], np.int64)[column.codes]
+            names, keys = mean_names(name, self.means), keys_at(column)
             there = np.flatnonzero(keys)
             there, levels.start = there[there >= levels.start], 0
             _, entry = rows_of.get(names[0], (0, 0))
@@ -243,23 +248,29 @@ class Inputs:
     def encode(self, columns: Mapping[str, Column], rows: int) -> Floats:
         """The inputs (rows, inputs) of these columns, NaN where a number is missing."""
         X = np.full((rows, len(self.names)), math.nan)
-        X[:, [self.names[name] for name in self.indicators]] = 0.0
+        X[:, [self.names[name] for name in {NOTHING} & self.names.keys()]] = 0.0
+        for known in self.texts.values():
+            X[:, list(known.values())] = 0.0
         for name, column in columns.items():
             for of, values in numbers_of(name, column).items():
                 if of in self.names:
                     X[:, self.names[of]] = values
-            if column.codes is not None:
-                known = self.texts.get(name, {})
-                places = [self.names[known[text]] if text in known else -1 for text in column.texts]
-                at = np.array([*places, -1])[column.codes]
-                there = np.flatnonzero(at >= 0)
-                X[there, at[there]] = 1.0
-                means = mean_names(name, self.means)
-                if name in self.levels and means[0] in self.names:
-                    there = np.flatnonzero(column.codes >= 0)
-                    keys = np.array(keys_of(column.texts), np.int64)[column.codes[there]]
-                    X[there[:, None], [self.names[of] for of in means]] = self.levels[name].values(keys)
+            if column.codes is None:
+                continue
+            known = self.texts.get(name, {})
+            at = np.array([*(known.get(text, -1) for text in column.texts), -1])[column.codes]
+            there = np.flatnonzero(at >= 0)
+            X[there, at[there]] = 1.0
+            means = mean_names(name, self.means)
+            if name in self.levels and means[0] in self.names:
+                there = np.flatnonzero(column.codes >= 0)
+                X[there[:, None], [self.names[of] for of in means]] = self.levels[name].values(keys_at(column)[there])
         return X
+
+
+def keys_at(column: Column) -> NDArray[np.int64]:
+    """The key of each cell's text; 0 where there is none."""
+    return np.array([*keys_of(column.texts), 0], np.int64)[column.codes]
 
 
 def looks_like_number(text: str) -> bool:
