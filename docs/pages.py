@@ -49,7 +49,7 @@ PROGRAM = re.compile(
 )
 FIGURE = re.compile(r"savefig\(\"([\w-]+\.png)\"")
 DATA = re.compile(r"(?<=np\.load\(\")[\w-]+\.npz|\bexamples/[\w-]+\.csv\b")
-NUMBER = r"[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?"
+NUMBER = r"(?:(?<![\w.])[-+])?\d+(?:\.\d*)?(?:e[-+]?\d+)?"
 # The running line of the shell, which slow machines see.
 RUNNING = re.compile(r"^[\d,]+ rows, ([\d,]+ a second|\d+%, ).*\n", re.MULTILINE)
 

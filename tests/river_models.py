@@ -59,5 +59,5 @@ def inside(model):
     rest = (model._features, model._outputs, model._target_name)
     if learner is None:
         return (*rest, None)
-    arrays = (learner.engine.memory.vector, learner.offset, learner._X, learner._Y, learner._weight)
+    arrays = (learner.engine.memory.vector, learner.offset, *learner._first)
     return (*rest, learner.rows, *(array.tobytes() for array in arrays))

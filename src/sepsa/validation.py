@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from numbers import Integral, Real
@@ -38,6 +39,14 @@ def at_least(name: str, value: object, low: int) -> int:
 def not_negative(name: str, value: float) -> float:
     """A finite number that is not negative."""
     return 0.0 if value == 0 else in_range(name, value, 0.0, math.inf)
+
+
+def beyond_floats(name: str, value: int) -> ValueError:
+    """The error for an integer that no float holds."""
+    return ValueError(
+        f"{name} must hold numbers up to {sys.float_info.max:.2g}, got an integer of {int(math.log10(abs(value))) + 1} "
+        "digits: rescale it, or convert an identifier to text"
+    )
 
 
 def printable(text: str) -> str:

@@ -267,8 +267,8 @@ def test_what_another_development_version_saved_is_refused_in_one_sentence():
     assert np.array_equal(model.predict(X), before)
     engine = model._learner.engine
     pickled = engine.__getstate__()
-    del pickled["table"]
-    with pytest.raises(ValueError, match=r"missing \['table'\], .* saved by another development version"):
+    del pickled["form"]
+    with pytest.raises(ValueError, match=r"missing \['form'\], .* saved by another development version"):
         engine.__setstate__(pickled)
 
 

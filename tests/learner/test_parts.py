@@ -142,5 +142,3 @@ def test_what_is_in_a_unit_is_divided(rows):
     made.divide("inputs", 4.0)
     assert made("MEAN", "means").tolist() == (mean / 4).tolist()
     assert made("NUMBERS", "means")["total"] == total * 4
-    made.divide("inputs", 2.0, place=1)
-    assert made("MEAN", "means").tolist() == [mean[0] / 4, mean[1] / 8]

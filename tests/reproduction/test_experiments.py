@@ -189,7 +189,7 @@ def test_images_are_learned_and_measured_in_percent(method):
 def test_the_settings_that_differ_from_case_to_case(diabetes, dataset, mode, body, memory, halving):
     data = diabetes if dataset == "diabetes" else images()
     sepsa = training._build(one("table3", dataset, "SepSA", mode=mode), data, torch.device("cpu"))
-    assert type(sepsa.training.optimizer.base) is body
+    assert type(sepsa.optimizer.base) is body
     assert sepsa.halving is halving
     slimtrain = training._build(one("table3", dataset, "slimTrain", mode=mode), data, torch.device("cpu"))
     assert type(slimtrain.optimizer.base) is torch.optim.Adam

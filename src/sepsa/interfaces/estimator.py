@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -34,7 +33,7 @@ from sepsa.learner.table_fit import batch_fit
 from sepsa.learner.table_fit.committee import Committee
 from sepsa.states import schema
 from sepsa.states.schema import Entries
-from sepsa.validation import at_least, one_of
+from sepsa.validation import at_least, beyond_floats, one_of
 
 if TYPE_CHECKING:
     from typing import Self
@@ -360,13 +359,7 @@ def explained(**given: Any) -> Iterator[None]:
             for place, value in np.ndenumerate(np.asarray(values, object)):
                 if isinstance(value, int) and abs(value) > sys.float_info.max:
                     column: Any = place[1:]  # none where the argument has one column
-                    where = f"{name}[:, {column[0]}]" if column else name
-                    where = f"{name}[{list(values.columns)[column[0]]!r}]" if is_frame(values) else where
-                    digits = int(math.log10(abs(value))) + 1
-                    raise ValueError(
-                        f"{where} must hold numbers up to {sys.float_info.max:.2g}, got an integer of {digits} digits: "
-                        "rescale it, or convert an identifier to text"
-                    ) from None
+                    raise beyond_floats(f"{name}[:, {column[0]}]" if column else name, value) from None
         raise
     except (TypeError, ValueError) as error:
         text = str(error).replace("boolean value of NA is ambiguous", "Input y contains NaN, <NA>")

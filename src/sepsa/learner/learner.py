@@ -17,7 +17,7 @@ import copy
 import warnings
 from collections.abc import Sequence
 from operator import add, sub
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,18 @@ TELL = 256  # rows
 SETTLED = 1000  # rows, of all passes, after which the typical sizes of errors are known
 MANY = 1 / 20  # share of the rows, bounded, from which on they are hardly outliers
 ROWS_TO_RECOGNIZE = 8  # rows by which a running scaler before the learner is recognized
+
+
+class FirstRows(NamedTuple):
+    """The rows learned while the scales are not fixed, without those of weight zero."""
+
+    X: Floats
+    Y: Floats
+    weight: Floats
+
+    def and_then(self, X: Floats, Y: Floats, weight: Floats) -> FirstRows:
+        """These rows and more."""
+        return FirstRows(*(np.concatenate(pair) for pair in zip(self, (X, Y, weight), strict=True)))
 
 
 class StreamLearner:
@@ -82,11 +94,7 @@ class StreamLearner:
         self.seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
         self.engine = self._new_engine(inputs, outputs)
         self.offset = np.zeros(outputs)
-        self.rows = 0  # learned, as far as they determine scales
-        # The first rows, while the scales are not fixed.
-        self._X: Floats = np.empty((0, inputs))
-        self._Y: Floats = np.empty((0, outputs))
-        self._weight: Floats = np.empty(0)
+        self._keep(FirstRows(np.empty((0, inputs)), np.empty((0, outputs)), np.empty(0)))
 
     def _new_engine(self, inputs: int, outputs: int) -> Engine:
         options = {"standardize": True, "classes": not self.regression, "seed": self.seed} | self.options
@@ -95,10 +103,25 @@ class StreamLearner:
             engine.set_output_weights(1.0)
         return engine
 
+    def _keep(self, first: FirstRows, fixed: int = 0) -> None:
+        """Hold these first rows, or know that the scales are fixed, by this number of rows."""
+        self._versions, self._fixed = (first, first, 0), fixed
+
+    @property
+    def _first(self) -> FirstRows:
+        """The first rows: those of a step count from the moment on at which the engine has learned it."""
+        before, after, steps = self._versions
+        return before if self.engine.steps < steps else after
+
+    @property
+    def rows(self) -> int:
+        """The number of rows learned, as far as they determine scales."""
+        return self._fixed or len(self._first.X)
+
     @property
     def warm(self) -> bool:
         """Whether the scales are fixed."""
-        return self.rows >= WARM_UP
+        return self._fixed > 0
 
     def copy(self) -> StreamLearner:
         """Another learner in the same state."""
@@ -115,7 +138,7 @@ class StreamLearner:
             "seed": self.seed,
             "rows": self.rows,
             "offset": self.offset.copy(),
-            "warm_up": {"X": self._X.copy(), "Y": self._Y.copy(), "weight": self._weight.copy()},
+            "warm_up": {name: rows.copy() for name, rows in self._first._asdict().items()},
             "engine": self.engine.state_dict(),
             "order": None if self.order is None else self.order.astype(np.int64),
         }
@@ -128,15 +151,13 @@ class StreamLearner:
             other.engine.load_state_dict(new["engine"], new.path("engine"))
             d, m = other.engine.inputs, other.engine.outputs
             other.seed = new.integer("seed")
-            other.rows = new.integer("rows")
             other.offset = new.array("offset", (m,))
-            first = new.entries("warm_up", {"X", "Y", "weight"})
-            n = 0 if other.warm else other.rows
-            other._X = first.array("X", (n, d), missing=True)
-            other._Y = first.array("Y", (n, m))
-            other._weight = first.array("weight", (n,), low=0.0)
+            first, rows = new.entries("warm_up", {"X", "Y", "weight"}), new.integer("rows")
+            fixed, n = (rows, 0) if rows >= WARM_UP else (0, rows)
+            X, Y = first.array("X", (n, d), missing=True), first.array("Y", (n, m))
+            other._keep(FirstRows(X, Y, first.array("weight", (n,), low=0.0)), fixed)
             other.order = None if new["order"] is None else new.array("order", (d,), np.int64).astype(np.intp)
-            learned = other.warm or len(other._X) > 0
+            learned = rows > 0
             if (other.order is None) != (self.names is None or not learned):
                 raise new.damaged("order", f"{'None' if self.names is None else 'an array'} here", new["order"])
             if other.order is not None and not np.array_equal(np.sort(other.order), np.arange(d)):
@@ -183,9 +204,11 @@ class StreamLearner:
         batch = self.engine.batch_size
         at = 0
         while at < len(X) and not self.warm:
-            first, due = (self._X, self._Y, self._weight), self._due
+            first, due = self._first, self._due
             some = slice(at, min(len(X), at + max(batch, -(-(due - self.rows) // batch) * batch)))
             seen = weight[some] > 0
+            after = first.and_then(X[some][seen], Y[some][seen], weight[some][seen])
+            self._versions = (first, after, self.engine.steps + 1)
             if self.rows == 0 and self.regression and seen.any():
                 self.offset = Y[some][seen][0].copy()
                 self.engine.set_target_offset(self.offset)
@@ -193,11 +216,7 @@ class StreamLearner:
                 self._engine_learn(X[some], Y[some], weight[some])
             else:
                 out[some] = self._engine_learn(X[some], Y[some], weight[some])
-            self._X, self._Y, self._weight = (
-                np.concatenate([old, new[some][seen]]) for old, new in zip(first, (X, Y, weight), strict=True)
-            )
-            before, self.rows = len(first[0]), len(self._X)
-            if before < ROWS_TO_RECOGNIZE <= self.rows and scaled_as_they_came(self._X[:ROWS_TO_RECOGNIZE]):
+            if len(first.X) < ROWS_TO_RECOGNIZE <= self.rows and scaled_as_they_came(after.X[:ROWS_TO_RECOGNIZE]):
                 warnings.warn(
                     "the first rows look like the output of a running scaler, such as River's StandardScaler; its "
                     "scales change with every row, so that what was learned does not hold for later rows: remove it, "
@@ -206,21 +225,23 @@ class StreamLearner:
                     stacklevel=5,
                 )
             if self.rows >= due:
-                self._relearn()
+                self._relearn(after)
+            if self.rows >= WARM_UP:
+                self._keep(FirstRows(*(rows[:0] for rows in after)), self.rows)
             at = some.stop
         if self.warm:
-            self._X, self._Y, self._weight = self._X[:0], self._Y[:0], self._weight[:0]
             out[at:] = self._engine_learn(X[at:], Y[at:], weight[at:])
         return out
 
-    def _relearn(self) -> None:
+    def _relearn(self, first: FirstRows) -> None:
         """Learn all first rows from the start, at their common scales."""
+        self._keep(first)
         losses = self.engine.calibration_losses
         self.engine = self._new_engine(self.engine.inputs, self.engine.outputs)
         if self.names is not None:
-            self.order = order_of_columns(self._X, self.names)
-        self._fit_scales(self._in_order(self._X), self._Y, self._weight)
-        self._engine_learn(self._X, self._Y, self._weight)
+            self.order = order_of_columns(first.X, self.names)
+        self._fit_scales(self._in_order(first.X), first.Y, first.weight)
+        self._engine_learn(*first)
         self.engine.calibration_losses[:] = losses  # of predictions made before the rows were learned at all
 
     def _fit_scales(self, X: Any, Y: Floats, weight: Floats) -> None:
@@ -267,7 +288,7 @@ class StreamLearner:
 
     def fit_scales(self, X: Any, Y: Floats, weight: Floats) -> None:
         """Fix the scales by all these rows, dense or sparse, before any is learned; `learn` takes them in any order."""
-        self.rows = max(WARM_UP, len(Y))
+        self._fixed = max(WARM_UP, len(Y))
         if self.regression and not self.engine.robust:
             self.offset = moments(Y, weight)[0]
         self._fit_scales(X, Y, weight)
@@ -353,15 +374,18 @@ class StreamLearner:
         old, added, more = self.engine.inputs, len(new_inputs), outputs - self.engine.outputs
         if not added and more <= 0:
             return
+        first = self._first
         with whole_change(self) as other:
             if added:
                 mean, scale, typical = np.array(new_inputs, np.float64).T
                 other.engine.resize(old + added, self.engine.outputs)
                 other.engine.set_scaling(mean, scale, typical, first=old)
-                other._X = np.pad(self._X, [(0, 0), (0, added)], constant_values=np.nan)
+                first = first._replace(X=np.pad(first.X, [(0, 0), (0, added)], constant_values=np.nan))
                 other.order = None if self.order is None else np.append(self.order, np.arange(old, old + added))
             if more > 0:
                 other.engine.resize(old + added, outputs)
                 if not self.regression:
                     other.engine.set_output_weights(1.0)
-                other.offset, other._Y = np.pad(self.offset, (0, more)), np.pad(self._Y, [(0, 0), (0, more)])
+                other.offset = np.pad(self.offset, (0, more))
+                first = first._replace(Y=np.pad(first.Y, [(0, 0), (0, more)]))
+            other._keep(first, self._fixed)

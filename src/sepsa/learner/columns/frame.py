@@ -15,6 +15,7 @@ from sepsa.learner.columns.reader import Column, column_of
 from sepsa.learner.growth import NewInput
 from sepsa.learner.memory.parts import Floats
 from sepsa.states import schema
+from sepsa.validation import beyond_floats
 
 NUMBER, DATE, TEXT, CATEGORY = KINDS = ("numbers", "dates", "texts", "categories")
 NAMES = {TEXT, CATEGORY}
@@ -133,9 +134,10 @@ def read_series(name: Any, series: Any, categorical: bool | None = None) -> Colu
         column = column_of(series, categorical)
     except TypeError as error:
         raise ValueError(f"X[{name!r}] must hold numbers, dates or texts, got {error}: convert or drop it") from None
-    infinite = column.numbers[np.isinf(column.numbers)]
-    if len(infinite):
-        raise ValueError(f"X[{name!r}] must be a finite number, got {infinite[0]}: leave it out")
+    for value in series[np.isinf(column.numbers)]:
+        if isinstance(value, int):
+            raise beyond_floats(f"X[{name!r}]", value)
+        raise ValueError(f"X[{name!r}] must be a finite number, got {value}: leave it out")
     return column
 
 
