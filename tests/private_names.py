@@ -58,7 +58,6 @@ def readings() -> list[Reading]:
     return [
         Reading(name, path, makers[name])
         for path, tree in trees.items()
-        if path.parts[0] in ("heads", "observe") or len(path.parts) == 1
         for name in sorted(set(filter(is_private, read(tree))) & set(makers))
         if path not in makers[name]
     ]

@@ -199,7 +199,7 @@ MUTANTS = [
            "if not bool((sample_weight < math.inf).all()):", REFUSED),
     Mutant("base/delta: another prior", "heads/least_squares/delta.py",
            " or not torch.equal(delta.prior, prior.cpu()):", ":", DELTA),
-    Mutant("training/hooks: a lost lock", "training/hooks.py", " or now.thread != get_ident() else now", " else now",
+    Mutant("training/observer: a lost lock", OBSERVER, " or now.thread != get_ident() else now", " else now",
            OPTIMIZER),
     Mutant("training/observation: twice", OBSERVATION, "if self.learned:", "if False:", OPTIMIZER),
     Mutant("training/observer: a body that moved", OBSERVER, "if self.body_steps != checkpoint.counters[0]:",

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sepsa.states.tree import tensors_of
+from sepsa.torch_internals import active_ddp, foreach_copy, is_joined, parameters_of
 
 Headers: TypeAlias = list[list[int]]
 # The entries of a rank's header, integers that it sends before its rows; from _WIDTH on, all ranks must agree.
@@ -56,18 +57,13 @@ def has_ranks(setting: Any) -> bool:
     return setting == "auto" and dist.get_world_size() > 1
 
 
-def active_ddp() -> DistributedDataParallel | None:
-    """The DistributedDataParallel whose forward this is, if any."""
-    return DistributedDataParallel._active_ddp_module
-
-
 def active_group(setting: Any, sharded: Any, ddp: DistributedDataParallel | None) -> Any:
     """The process group whose ranks learn together in the forward of `ddp`, or None where this rank learns alone.
 
     `setting` is a group, None for no exchange, or "auto": that of the DistributedDataParallel, or `sharded`, that of
     fully_shard.
     """
-    if ddp is not None and ddp._join_config.enable:
+    if ddp is not None and is_joined(ddp):
         raise RuntimeError(
             "a head cannot learn inside ddp.join(), where a rank that has run out of batches would miss the exchange "
             "of samples: give all ranks the same number of batches, by DataLoader(..., drop_last=True) and a "
@@ -139,7 +135,7 @@ def share_start(group: Any, head: nn.Linear, solver: Any) -> None:
     """Copy the first rank's head and solver state to all ranks; if a rank cannot load them, all raise an error."""
     state = solver.state_dict()
     dtypes = sorted({str(x.dtype) for x in tensors_of(state) if isinstance(x, Tensor) and x.is_floating_point()})
-    shapes = [f"{name} {tuple(p.shape)} of {p.dtype}" for name, p in head._parameters.items() if p is not None]
+    shapes = [f"{name} {tuple(p.shape)} of {p.dtype}" for name, p in parameters_of(head).items() if p is not None]
     kinds = _gather_objects(group, f"{type(solver).__name__} in {', '.join(dtypes)} with {', '.join(shapes)}")
     for rank, kind in enumerate(kinds):
         if kind != kinds[0]:
@@ -158,7 +154,7 @@ def share_start(group: Any, head: nn.Linear, solver: Any) -> None:
             if failure is None:
                 solver.load_state_dict(state)
             raise RuntimeError(f"rank {rank} could not load the solver's state of rank 0: {words}") from failure
-    broadcast_first(group, (parameter for parameter in head._parameters.values() if parameter is not None))
+    broadcast_first(group, (parameter for parameter in parameters_of(head).values() if parameter is not None))
 
 
 def share_headers(
@@ -270,7 +266,7 @@ def average_gradients(group: Any, parameters: Iterable[Tensor]) -> None:
         dist.all_reduce(flat, group=group)
         flat /= dist.get_world_size(group)
         parts = torch.split_with_sizes(flat, [gradient.numel() for gradient in gradients])
-        torch._foreach_copy_(gradients, [part.view_as(g) for part, g in zip(parts, gradients, strict=True)])
+        foreach_copy(gradients, [part.view_as(g) for part, g in zip(parts, gradients, strict=True)])
 
 
 def on_all_ranks(group: Any, flag: Tensor) -> Tensor:

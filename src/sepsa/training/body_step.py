@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sepsa.training.base_step import needs_wrapper, unwrapped
-from sepsa.training.joint import parts_of
+from sepsa.torch_internals import unwrapped
+from sepsa.training.joint import needs_wrapper, parts_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from sepsa.heads import Capturable
 from sepsa.ranks import exchange
+from sepsa.torch_internals import is_compile_error
 from sepsa.training.body_step import BodyStep, Loss
 from sepsa.training.joint import parts_of
 from sepsa.training.observation import Observation
@@ -188,9 +189,9 @@ class GraphStep:
         parts = model, optimizer, loss_fn, self._loss, self._skipped, self._scales
         self.plain = BodyStep(*parts, compiled=False)
         self.compiled = None if compile is False else BodyStep(*parts, compiled=True)
-        for group in optimizer.param_groups:
-            if "capturable" in group:
-                group["capturable"] = True
+        for options in optimizer.param_groups:
+            if "capturable" in options:
+                options["capturable"] = True
         for state in optimizer.state.values():
             if isinstance(step := state.get("step"), Tensor):
                 state["step"] = step.to(device)
@@ -359,8 +360,8 @@ class DataSetGraphs:
         with torch.cuda.stream(side), self._rates_as_tensors():
             try:
                 self._iterate()
-            except torch._dynamo.exc.TorchDynamoException as error:
-                if step.compile:
+            except Exception as error:
+                if step.compile or not is_compile_error(error):
                     raise
                 step.compiled = None
                 words = str(error).strip().splitlines()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sepsa.training.base_step import take_step
+from sepsa.torch_internals import global_step_hooks, profiler_enabled, step_hooks, unwrapped
 
 # Class and options of an optimizer, and which parameters are its: a function of name and parameter; None: the rest.
 Part: TypeAlias = tuple[type[Optimizer], dict[str, Any], Callable[[str, nn.Parameter], bool] | None]
@@ -113,3 +113,30 @@ def muon(
         (torch.optim.Muon, both | {"adjust_lr_fn": "match_rms_adamw"} | options, is_matrix),
         (torch.optim.AdamW, both | (rest or {}), None),
     ]
+
+
+# ---------------------------------------------------------------------- steps
+
+KNOWN = ("torch.optim.", "sepsa.training.")  # the modules whose optimizers need no wrapper of torch
+
+
+def needs_wrapper(optimizer: Optimizer) -> bool:
+    """Whether the wrapper of this optimizer's step runs hooks, or is not known."""
+    return any(step_hooks(optimizer)) or not type(optimizer).__module__.startswith(KNOWN)
+
+
+def take_step(optimizer: Optimizer) -> Any:
+    """Let the optimizer step, by its own `step` where somebody watches it: hooks, a profiler, a patched method.
+
+    Else without torch's wrappers, which cost as much as the step of a small body.
+    """
+    if (
+        needs_wrapper(optimizer)
+        or "step" in vars(optimizer)
+        or any(global_step_hooks)
+        or profiler_enabled()
+        or optimizer.defaults.get("differentiable")
+    ):
+        return optimizer.step()
+    with torch.no_grad():
+        return unwrapped(type(optimizer).step)(optimizer)

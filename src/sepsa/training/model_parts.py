@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from sepsa.heads import RLS, HeadSolver, LogisticNewton, SoftmaxNewton
 from sepsa.ranks.exchange import is_sharded
+from sepsa.torch_internals import parameters_of
 from sepsa.training.joint import Base, JointOptimizer
 from sepsa.training.observe import by_name, is_collection
 from sepsa.training.observer import observers_of
@@ -58,7 +59,7 @@ def find_head(model: nn.Module, head: nn.Linear | str | None) -> tuple[str, nn.L
 
 def check_head(name: str, head: nn.Linear) -> None:
     """Raise an error for a head that is sharded, frozen, or without weights."""
-    weight = head._parameters.get("weight")
+    weight = parameters_of(head).get("weight")
     if weight is None or isinstance(weight, nn.parameter.UninitializedParameter):
         return  # the solver's bind raises an error
     if is_sharded(weight):
@@ -71,7 +72,7 @@ def check_head(name: str, head: nn.Linear) -> None:
             f"head {name!r} is on the meta device and has no weights: load the model first, "
             "as by model.to_empty(device=...) and load_state_dict, then make the SepSA"
         )
-    for key, parameter in head._parameters.items():
+    for key, parameter in parameters_of(head).items():
         if parameter is not None and not parameter.requires_grad:
             raise ValueError(
                 f"head parameter {name + '.' + key!r} has requires_grad=False, but the head solver would change it: "

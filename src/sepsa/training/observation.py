@@ -16,11 +16,9 @@ from sepsa.heads import Capturable, LearnsPartly
 from sepsa.heads.base.partial_targets import weighted_mean
 from sepsa.ranks import exchange
 from sepsa.ranks.exchange import Samples
+from sepsa.torch_internals import parameters_of, pre_hooks_of, saved_tensors_hooks
 from sepsa.training.observer import Checkpoint, HeadNotReached, Observer
-from sepsa.training.rows import Batch, are_labels, may_be_missing, observed_rows, weight_rows
-
-# The hooks on tensors that autograd saves, which torch.utils.checkpoint sets, or None.
-_saved_tensors_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda tracing: None)
+from sepsa.training.rows import Batch, may_be_missing, observed_rows, weight_rows
 
 
 class Observation:
@@ -59,7 +57,7 @@ class Observation:
                 )
             raise RuntimeError("observe is already active: use one observe for each forward pass")
         self.idle = observer.is_frozen()
-        hooks, key = observer.head._forward_pre_hooks, observer.hook_key
+        hooks, key = pre_hooks_of(observer.head), observer.hook_key
         if key in hooks and next(reversed(hooks)) != key:
             hooks[key] = hooks.pop(key)  # a later hook may change what the head is applied to
         if not self.captured:
@@ -73,7 +71,7 @@ class Observation:
                     hook.observed = True
                     break
         if observer.check is not None:
-            observer.check.watch(observer.model, observer.head)
+            observer.check.watch(observer.model, observer.head, hook.passing)
         hook.current = self
         return self
 
@@ -120,7 +118,7 @@ class Observation:
 
     def freeze(self) -> None:
         """Compute no gradient of the head until the context ends, because nothing uses it."""
-        for parameter in self.observer.head._parameters.values():
+        for parameter in parameters_of(self.observer.head).values():
             if parameter is not None and parameter.requires_grad:
                 parameter.requires_grad = False
                 self.frozen = (*self.frozen, parameter)
@@ -164,7 +162,7 @@ class Observation:
             self.learning = False
         self.learned = observer.learned = True
         # torch.utils.checkpoint computes the head again in the backward pass, when it is not frozen.
-        if not features.requires_grad or _saved_tensors_hooks(True) is not None:
+        if not features.requires_grad or saved_tensors_hooks(True) is not None:
             self.thaw()
         else:
             if self.observed is not None:  # the body does not learn from rows without a target
@@ -240,17 +238,11 @@ class Observation:
 
     def own_samples(self, features: Tensor) -> Samples:
         """The samples that this rank shares, as rows."""
-        observer, targets, weight = self.observer, self.targets, self.sample_weight
-        flat = features.detach().reshape(-1, observer.head.in_features)
-        if len(flat):
+        observer = self.observer
+        if features.numel():
             self.find_observed(features)
-            batch = self.batch(features)
-            batch.check(observer.head, observer.partial_targets, per_output_weight=False)
-            if self.observed is not None or observer.head_fraction < 1.0:
-                flat, targets, weight = batch.draw(observer.head_fraction, observer.generator)
-        labels = are_labels(features, self.targets)
-        targets = targets.detach().reshape((len(flat),) if labels else (len(flat), targets.shape[-1]))
-        return Samples(flat.detach(), targets, None if weight is None else weight.reshape(-1))
+            self.batch(features).check(observer.head, observer.partial_targets, per_output_weight=False)
+        return self.batch(features).draw(observer.head_fraction, observer.generator)
 
     def learn_captured(self, features: Tensor) -> None:
         """Let the head learn inside a CUDA graph, without the host."""

@@ -1,12 +1,19 @@
-"""One head with its solver and its hook, and what both have done since the body's last step."""
+"""One head with its solver, what both have done since the body's last step, and the hook by which the head learns.
+
+The hook lets the head learn in the forward pass before it computes its output. In a compiled model it is an operator,
+so that the model is one graph: `torch.compile` records a call of `sepsa::learn_head`, which finds the observer when it
+runs. Its schema declares that it changes the head's weights in place.
+"""
 
 from __future__ import annotations
 
+import itertools
 import warnings
 import weakref
 from collections.abc import Iterator
 from operator import attrgetter
-from typing import Any, NamedTuple, cast
+from threading import get_ident
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +21,8 @@ from torch import Tensor, nn
 from sepsa.heads import RLS, HeadSolver, LearnsPartly, Revertible
 from sepsa.heads.base.checks import own_parameters
 from sepsa.heads.least_squares.math import copies
+from sepsa.torch_internals import buffers_of, compiler_of_frames, parameters_of, pre_hooks_of
 from sepsa.training.epochs import Epochs
-from sepsa.training.hooks import HeadHook, hooks_of
 from sepsa.training.output_check import OutputCheck
 from sepsa.training.ranks import Ranks
 
@@ -24,6 +31,7 @@ _COUNTERS = ("body_steps", "learned", "expects_missing")
 _counters_of = attrgetter(*_COUNTERS)
 # By the numbers of their hooks.
 _observers: weakref.WeakValueDictionary[int, Observer] = weakref.WeakValueDictionary()
+_numbers = itertools.count(1)
 
 
 class Checkpoint(NamedTuple):
@@ -62,7 +70,7 @@ class Observer:
         self.generator = torch.Generator().manual_seed(torch.initial_seed())
         self.ranks = Ranks(model, name, head, solver, process_group)
         self.attach()
-        self.check = None if model is head else OutputCheck(self.hook)
+        self.check = None if model is head else OutputCheck()
 
     # ------------------------------------------------------------------ the model
 
@@ -77,14 +85,14 @@ class Observer:
         for module in self.model.modules():
             for key, hook in hooks_of(module):
                 if hook.number not in _observers:  # that are gone, or copied with the model
-                    del module._forward_pre_hooks[key]
-        self.hook = HeadHook(self.name)
+                    del pre_hooks_of(module)[key]
+        self.hook = HeadHook(self.name, next(_numbers))
         _observers[self.hook.number] = self
         self.hook_key = self.hook.register(self.head)
 
     def detach(self) -> None:
         """Remove the hook."""
-        self.head._forward_pre_hooks.pop(self.hook_key, None)
+        pre_hooks_of(self.head).pop(self.hook_key, None)
 
     def is_frozen(self) -> bool:
         """Whether the user froze the head, which then does not learn; an error for a head that was changed."""
@@ -106,7 +114,7 @@ class Observer:
 
     def not_reached(self) -> HeadNotReached:
         """The error of a forward pass inside `observe` that did not reach the head."""
-        if self.hook_key not in self.head._forward_pre_hooks:
+        if self.hook_key not in pre_hooks_of(self.head):
             return HeadNotReached(
                 f"this SepSA no longer trains the head {self.name!r}: a later SepSA took it over, or detach() was "
                 "called; observe with the later one, or make another"
@@ -128,7 +136,7 @@ class Observer:
         """Count a step of the body; warn once if the head has a gradient but has not learned since the last step."""
         self.body_steps += 1
         if not self.learned and not self.warned:
-            weight = self.head._parameters.get("weight")
+            weight = parameters_of(self.head).get("weight")
             if weight is not None and weight.grad is not None:
                 self.warned = True
                 warnings.warn(
@@ -157,7 +165,7 @@ class Observer:
 
     def _statistics(self) -> list[tuple[Tensor, Tensor]]:
         training = [module for module in self.normalizations if module.training]
-        buffers = [buffer for module in training for buffer in module._buffers.values() if buffer is not None]
+        buffers = [buffer for module in training for buffer in buffers_of(module).values() if buffer is not None]
         return list(zip(buffers, copies(buffers), strict=True))
 
     def rollback(self, checkpoint: Checkpoint, reached: bool) -> None:
@@ -203,3 +211,103 @@ def observers_of(model: nn.Module) -> Iterator[Observer]:
             observer = _observers.get(hook.number)
             if observer is not None:
                 yield observer
+
+
+# ---------------------------------------------------------------------- the hook on a head
+
+
+class Pass(Protocol):
+    """A forward pass in which a head learns."""
+
+    thread: int  # in which the model runs
+    learning: bool  # whether the solver, which may call its head, is learning now
+
+    def learn(self, features: Tensor) -> Tensor:
+        """Let the head learn. Returns the features that the head is called with."""
+        ...
+
+    def learn_compiled(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        """Let the head learn in a compiled graph, which may hold copies of its parameters."""
+        ...
+
+
+class HeadHook:
+    """The forward pre-hook on a head, with the pass in progress; in a compiled model, an operator of its graph.
+
+    The pass is kept here and not on the optimizer: wrappers copy an optimizer (Lightning) or hide it (accelerate), and
+    the head must learn there too. A copied or pickled hook has no number and does nothing.
+    """
+
+    current: Pass | None = None
+    observed = False  # in a forward pass for which the head is frozen
+
+    def __init__(self, name: str = "", number: int = 0) -> None:
+        self.name, self.number = name, number  # of the head, and by which a compiled model finds its observer
+
+    def learn_first(self, module: nn.Linear, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """Let the head learn before it computes its output, if it is observed."""
+        if torch.compiler.is_compiling():
+            # A graph depends on this attribute. From Python 3.12 on it does not on module.weight.requires_grad: torch
+            # compares no tensors of a module whose dictionaries have not changed.
+            if self.number and self.observed:
+                torch.ops.sepsa.learn_head(args[0], module.weight, module.bias, self.number)
+            return None
+        # torch.compiler.disable, for calls from a graph that breaks here, costs ten times the rest of this method.
+        return self.learn_now(args) if compiler_of_frames() is None else self.in_eager(args)
+
+    def learn_now(self, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """Let the head learn, if it is observed. Returns what it is called with where that changes."""
+        now = self.passing()
+        if now is None:
+            return None
+        if not args:
+            raise TypeError(f"the head {self.name!r} must get its features by position: call head(features)")
+        features = now.learn(args[0])
+        return None if features is args[0] else (features, *args[1:])
+
+    in_eager = learn_now  # where a compiled model breaks its graph
+
+    def passing(self) -> Pass | None:
+        """The pass to which a call in this thread belongs, if any."""
+        now = self.current
+        return None if now is None or now.learning or now.thread != get_ident() else now
+
+    def register(self, head: nn.Linear) -> int:
+        """Put this hook on the head, in place of all others of its kind. Returns its key among the head's hooks."""
+        if HeadHook.in_eager is HeadHook.learn_now:  # here because it takes a second, which import would pay
+            HeadHook.in_eager = torch.compiler.disable(HeadHook.learn_now)  # type: ignore[no-untyped-call]
+        for key, _ in hooks_of(head):
+            del pre_hooks_of(head)[key]
+        return head.register_forward_pre_hook(self.learn_first).id
+
+    def __reduce__(self) -> tuple[type[HeadHook], tuple[()]]:
+        return HeadHook, ()
+
+
+def hooks_of(module: nn.Module) -> list[tuple[int, HeadHook]]:
+    """The hooks of heads on a module, and their keys."""
+    registered = [(key, getattr(hook, "__self__", None)) for key, hook in pre_hooks_of(module).items()]
+    return [(key, hook) for key, hook in registered if isinstance(hook, HeadHook)]
+
+
+def _scripted(self, input: tuple[Tensor]) -> None:  # type: ignore[no-untyped-def]
+    """The hook of a head that torch.jit.script compiled: there a head does not learn."""
+    return
+
+
+# torch.jit.script asks a hook for its name, and compiles the source of `_scripted`.
+HeadHook.learn_first.__wrapped__ = _scripted  # type: ignore[attr-defined]
+
+
+def _learn_head(features: Tensor, weight: Tensor, bias: Tensor | None, number: int) -> None:
+    """Let the head of this hook learn features (..., in_features), and `weight` and `bias` with it."""
+    observer = _observers.get(number)
+    if observer is not None and (now := observer.hook.passing()) is not None:
+        now.learn_compiled(features, weight, bias)
+
+
+_library = torch.library.Library("sepsa", "DEF")  # type: ignore[no-untyped-call]
+_library.define("learn_head(Tensor features, Tensor(a!) weight, Tensor(b!)? bias, int number) -> ()")  # type: ignore[no-untyped-call]
+for _device in ("CPU", "CUDA"):
+    _library.impl("learn_head", _learn_head, _device)  # type: ignore[no-untyped-call]
+_library.impl("learn_head", lambda features, weight, bias, number: None, "Meta")  # type: ignore[no-untyped-call]

@@ -15,11 +15,11 @@ from torch.optim import Optimizer
 from sepsa.heads import RLS, HeadSolver
 from sepsa.heads.protocols import Posterior
 from sepsa.interrupt import DeferredInterrupt
+from sepsa.torch_internals import load_hooks, parameters_of, save_hooks, step_hooks
 from sepsa.training import prediction, saved
-from sepsa.training.base_step import take_step
 from sepsa.training.capture import PlainStep, Step, capture, check_devices
 from sepsa.training.epochs import Epochs
-from sepsa.training.joint import Base
+from sepsa.training.joint import Base, take_step
 from sepsa.training.model_parts import (
     build_base,
     check_forgetting,
@@ -349,12 +349,13 @@ class SepSA(Optimizer, Generic[S]):
             The result of the base optimizer: the closure's loss, or None.
         """
         self._follow_dtype()
-        for before in self._optimizer_step_pre_hooks.values():
+        hooks_before, hooks_after = step_hooks(self)
+        for before in hooks_before.values():
             before(self, (closure,), {})
         result = take_step(self.base) if closure is None else self.base.step(closure)
         for observer in self._observers:
             observer.body_moved()
-        for after in self._optimizer_step_post_hooks.values():
+        for after in hooks_after.values():
             after(self, (closure,), {})
         return result
 
@@ -373,7 +374,7 @@ class SepSA(Optimizer, Generic[S]):
         else:
             self.base.zero_grad(set_to_none=False)
         for observer in self._observers:
-            for head_parameter in observer.head._parameters.values():
+            for head_parameter in parameters_of(observer.head).values():
                 if head_parameter is not None:
                     head_parameter.grad = None
 
@@ -421,11 +422,12 @@ class SepSA(Optimizer, Generic[S]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the base optimizer's state and, under "sepsa", the solvers' states and SepSA's own."""
-        for before in self._optimizer_state_dict_pre_hooks.values():
+        hooks_before, hooks_after = save_hooks(self)
+        for before in hooks_before.values():
             before(self)
         self._follow_dtype()
         state = saved.written(self.base, self._observers, self._several)
-        for after in self._optimizer_state_dict_post_hooks.values():
+        for after in hooks_after.values():
             state = after(self, state) or state
         return state
 
@@ -438,17 +440,17 @@ class SepSA(Optimizer, Generic[S]):
         Raises:
             ValueError: The state does not fit; nothing changed.
         """
-        state_dict = dict(state_dict)
-        for before in self._optimizer_load_state_dict_pre_hooks.values():
+        state_dict, (hooks_before, hooks_after) = dict(state_dict), load_hooks(self)
+        for before in hooks_before.values():
             state_dict = before(self, state_dict) or state_dict
         saved.load(state_dict, self.base, self._observers, self._several)
         self._adopt_base()
-        for after in self._optimizer_load_state_dict_post_hooks.values():
+        for after in hooks_after.values():
             after(self)
 
     def _follow_dtype(self) -> None:
         """Cast the base's moments after `model.double()` and the like, which cast the parameters alone."""
-        weight = self._observers[0].head._parameters.get("weight")  # four times as fast as `head.weight`
+        weight = parameters_of(self._observers[0].head).get("weight")
         if weight is None or weight.dtype is self._dtype:
             return
         self._dtype = weight.dtype

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from sepsa.states.tree import tensors_of
-from sepsa.training.hooks import HeadHook
 
 # Activations that may follow a head, and the solver that learns logits instead.
 ACTIVATIONS = {"sigmoid": "logistic", "softmax": "cross-entropy", "log_softmax": "cross-entropy"}
@@ -19,28 +19,27 @@ ACTIVATIONS = {"sigmoid": "logistic", "softmax": "cross-entropy", "log_softmax":
 class OutputCheck:
     """Notes the outputs of head and model in one pass, and compares them. A copy notes nothing."""
 
-    def __init__(self, hook: HeadHook | None = None) -> None:
-        self.hook = hook
+    is_asked: Callable[[], object] = staticmethod(lambda: None)  # whether a pass is one to check
+
+    def __init__(self) -> None:
         self.head: Tensor | None = None
         self.model: list[Tensor] = []
         self.handles: list[RemovableHandle] = []
 
-    def watch(self, model: nn.Module, head: nn.Linear) -> None:
-        """Note what both return from now on."""
+    def watch(self, model: nn.Module, head: nn.Linear, is_asked: Callable[[], object]) -> None:
+        """Note what both return from now on, in passes that are asked for."""
+        self.is_asked = is_asked
         self.handles = [head.register_forward_hook(self.note_head), model.register_forward_hook(self.note_model)]
 
     def note_head(self, module: nn.Module, args: Any, output: Tensor) -> None:
         """The hook on the head."""
-        if self.is_asked():
+        if not torch.compiler.is_compiling() and self.is_asked():
             self.head = output
 
     def note_model(self, module: nn.Module, args: Any, output: Any) -> None:
         """The hook on the model."""
-        if self.is_asked():
+        if not torch.compiler.is_compiling() and self.is_asked():
             self.model = [value for value in tensors_of(output) if isinstance(value, Tensor)]
-
-    def is_asked(self) -> bool:
-        return self.hook is not None and not torch.compiler.is_compiling() and self.hook.passing() is not None
 
     def end(self) -> None:
         """Remove the hooks."""

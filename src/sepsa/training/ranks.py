@@ -12,6 +12,7 @@ from torch import nn
 
 from sepsa.heads import HeadSolver
 from sepsa.ranks import exchange
+from sepsa.torch_internals import active_ddp
 
 
 class Ranks:
@@ -29,7 +30,7 @@ class Ranks:
         """The process group to learn with; None, with one warning, where other ranks exist in no known group."""
         if self.setting is None:
             return None
-        ddp = exchange.active_ddp()
+        ddp = active_ddp()
         if ddp is not None and ddp is not self.ddp():
             self.ddp = weakref.ref(ddp)
         group = exchange.active_group(self.setting, self.sharded, ddp)

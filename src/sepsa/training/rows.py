@@ -95,16 +95,15 @@ class Batch(NamedTuple):
 
     def draw(self, fraction: float, generator: torch.Generator) -> Samples:
         """Draw a fraction of the observed rows at random."""
-        flat = self.features.reshape(-1, self.features.shape[-1])
-        n = len(flat)
-        if self.observed is None:
-            rows = torch.randperm(n, generator=generator)
-        else:
-            rows = self.observed.nonzero()[:, 0].cpu()
-            if fraction < 1.0:
-                rows = rows[torch.randperm(len(rows), generator=generator)]
-        rows = rows[: math.ceil(fraction * len(rows))].to(flat.device)
-        weight = None if self.weight is None else weight_rows(self.weight, n)[rows]
+        flat = self.features.detach().reshape(-1, self.features.shape[-1])
+        n, rows = len(flat), None if self.observed is None else self.observed.nonzero()[:, 0]
+        if fraction < 1.0:
+            count = n if rows is None else len(rows)
+            drawn = torch.randperm(count, generator=generator)[: math.ceil(fraction * count)].to(flat.device)
+            rows = drawn if rows is None else rows[drawn]
         labels = are_labels(self.features, self.targets)
-        targets = self.targets.reshape(-1) if labels else self.targets.reshape(n, -1)
-        return Samples(flat[rows], targets[rows], weight)
+        targets = self.targets.detach().reshape((n,) if labels else (n, self.targets.shape[-1]))
+        weight = None if self.weight is None else weight_rows(self.weight, n)
+        if rows is not None:
+            flat, targets, weight = flat[rows], targets[rows], None if weight is None else weight[rows]
+        return Samples(flat, targets, weight)
