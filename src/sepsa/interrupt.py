@@ -77,13 +77,20 @@ _held = threading.local()
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
+class _Lock(type(threading.RLock())):  # type: ignore[misc]
+    """A re-entrant lock of which a copy, as of a pickle, is a lock of its own."""
+
+    def __reduce__(self) -> Any:
+        return new_lock, ()
+
+
 def new_lock() -> Any:
     """A re-entrant lock for an object that threads share.
 
     A process that forks waits until no other thread holds it, so that its child has the object whole, and the lock
     free: the thread that would release it does not exist there.
     """
-    lock: Any = threading.RLock()
+    lock = _Lock()
     _locks[id(lock)] = lock
     return lock
 

@@ -368,6 +368,22 @@ def test_options_are_checked_at_once_and_survive_a_clone():
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_a_clone_with_attributes_learns_on_by_itself(model_type):
+    model = model_type(**SMALL)
+    rows = list(stream(40, model_type))
+    for x, y in rows[:30]:
+        model.learn_one(x, y)
+    copy, before = model.clone(include_attributes=True), inside(model)
+    assert inside(copy) == before
+    for x, y in rows[30:]:
+        copy.learn_one(x, y)
+    assert inside(model) == before
+    for x, y in rows[30:]:
+        model.learn_one(x, y)
+    assert inside(model) == inside(copy)
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_the_order_of_features_changes_no_bit_of_a_prediction(model_type):
     models = model_type(**SMALL), model_type(**SMALL)
     for i, (x, y) in enumerate(stream(80, model_type)):

@@ -142,10 +142,9 @@ class Delayed(Saves, base.Wrapper, base.Estimator, BaseEstimator):  # type: igno
 
     @locked
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_lock"} | {"_open": dict(self._open)}
+        return vars(self) | {"_open": dict(self._open)}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ = state | {"_lock": new_lock()}
+    clone = locked(base.Estimator.clone)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the model's state and the open samples as nested dicts and lists of arrays, numbers and strings."""

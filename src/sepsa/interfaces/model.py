@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from sepsa.interrupt import locked, new_lock
+from sepsa.interrupt import locked
 from sepsa.states.objects import Saves, check_stamp, stamp
 
 
@@ -31,9 +31,8 @@ class Model(Saves):
     # The learner is pickled as bytes: it may learn on meanwhile, and joblib may map arrays that it writes to read-only.
     @locked
     def __getstate__(self) -> dict[str, Any]:
-        state = vars(self) | {"_learner": pickle.dumps(self._learner)}
-        return stamp({name: value for name, value in state.items() if name != "_lock"})
+        return stamp(vars(self) | {"_learner": pickle.dumps(self._learner)})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = check_stamp(state)
-        vars(self).update(state, _learner=pickle.loads(state["_learner"]), _lock=new_lock())
+        vars(self).update(state, _learner=pickle.loads(state["_learner"]))

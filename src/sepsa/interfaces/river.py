@@ -74,6 +74,8 @@ class StreamModel(Model, RiverOptions, base.Estimator):
         yield {"hidden": (8, 4), "activation": "gelu", "optimizer": "adam", "forgetting": 0.99, "skip": False}
         yield {"hidden": (), "loss": "squared"}
 
+    clone = locked(base.Estimator.clone)
+
     def _new_learner(self, inputs: int, outputs: int) -> StreamLearner:
         return StreamLearner(inputs, outputs, regression=self._regression, **self.of_learner())
 
