@@ -85,8 +85,6 @@ def test_forecasts_are_those_of_before_however_rows_are_divided_and_nothing_leak
     np.testing.assert_array_equal(whole[24 * 15 + 4, :19], whole[24 * 15 - 1, 5:])
     assert np.isnan(whole[24 * 15 + 4, 19:]).all()
     assert np.isnan(whole[-1]).all()  # the inputs of the next day are not among the rows
-    every = blocks(seasons=(168,)).prequential(y, X, every=24)
-    np.testing.assert_array_equal(every, whole[23::24])
 
 
 def test_before_three_blocks_and_after_empty_ones_forecasts_follow_the_last_value_however_rows_are_divided():
@@ -115,8 +113,6 @@ def test_the_clock_begins_blocks_at_midnight_or_where_start_says():
     for ask in (short.forecast, short.predict, lambda: short.forecast(3)):
         with pytest.raises(ValueError, match="the 6 rows that are forecast every 24 rows have come"):
             ask()
-    lines = blocks(known_ahead=False).update(y[: 24 * 5], times=at_noon[: 24 * 5]).plot().lines
-    assert len(lines[-1].get_xdata()) == 16  # from the last row on
 
 
 @pytest.mark.parametrize(("day", "count"), [(datetime(2026, 3, 29), 23), (datetime(2026, 10, 25), 25)])
@@ -216,7 +212,6 @@ def test_inputs_ahead_are_told_and_counted():
             model.predict(X=wrong)
     assert len(model.predict(5, X[:24])) == 5
     assert "every=24" in repr(model)
-    assert model.score(y[:24], X[:24]) == np.abs(y[:24] - model.predict(X=X[:24])).mean()
     other = blocks(known_ahead=False).update(y, X)
     with pytest.raises(ValueError, match="give known_ahead=True to SepSAForecaster"):
         other.predict(X=X[:24])
@@ -323,20 +318,6 @@ def test_frames_of_inputs_have_the_times_of_the_values_and_of_the_rows_ahead():
         for wrong in (X[-48:-24], X[:-25:-1]):
             with pytest.raises(ValueError, match="X must have the times of the rows ahead, 2026-01-12 00:00:00 in"):
                 model.predict(X=wrong)
-
-
-@pytest.mark.parametrize("every", [1, 24])
-def test_a_score_is_of_the_series_by_name_and_of_the_rows_ahead(every):
-    y, _ = day_series(8)
-    Y = pd.DataFrame({"a": y, "b": 2 * y}, pd.date_range(MONDAY, periods=len(y), freq="h"))
-    model = SepSAForecaster(24, every=every).update(Y[:-24])
-    score = np.abs(Y[-24:] - model.predict()).to_numpy().mean()
-    for rows in (Y[-24:], Y[-24:][["b", "a"]], Y[-24:].to_numpy()):
-        assert model.score(rows) == pytest.approx(score, rel=1e-12)
-    with pytest.raises(ValueError, match="y must have the times of the rows ahead, 2026-01-12 00:00:00 in row 0"):
-        model.score(Y[-48:-24])
-    with pytest.raises(ValueError, match="y must have the names of the first row, 'a', 'b', got 'c'"):
-        model.score(Y[-24:].rename(columns={"b": "c"}))
 
 
 def test_several_series_with_a_horizon_of_two_blocks_are_learned_together():

@@ -332,12 +332,6 @@ class BlockModel:
         ago = [f"{k} block{'s' * (k > 1)} of {self.settings.every} rows ago" for k in self.input_lags]
         return dict(zip(["forecast", *ago], missed, strict=True))
 
-    def recent(self) -> Floats:
-        """The last values (m, n) of the series, NaN where they are missing."""
-        number = int(self._numbers(self.point)) - (self.newest - len(self.Y) + 1) * self.settings.every
-        values: Floats = self.Y.reshape(-1, self.Y.shape[2])[: number + 1].T
-        return values[:, max(values.shape[1] - self.rows, 0) :]
-
     # ------------------------------------------------------------------ saving
 
     def state_dict(self) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sepsa.forecast import show
 from sepsa.forecast.calendar import Calendar
 from sepsa.forecast.clock import HISTORY, Clock, Place
 from sepsa.forecast.model import KNOWN, Settings, interval, quantile
@@ -39,8 +38,6 @@ from sepsa.validation import at_least, in_range
 
 if TYPE_CHECKING:
     from typing import Self
-
-    from matplotlib.axes import Axes
 
 LARGEST = {"horizon": 2000, "lags": MOST_LAGS}
 NO_ROW = "the forecaster has learned no row yet: call fit, learn_one or prequential first"
@@ -298,7 +295,6 @@ class SepSAForecaster(Saves):
         times: Times | None = None,
         coverage: None = None,
         known_ahead: bool | None = None,
-        every: int = 1,
     ) -> Floats: ...
     @overload
     def prequential(
@@ -310,7 +306,6 @@ class SepSAForecaster(Saves):
         times: Times | None = None,
         coverage: float,
         known_ahead: bool | None = None,
-        every: int = 1,
     ) -> tuple[Floats, Floats, Floats]: ...
     def prequential(
         self,
@@ -321,7 +316,6 @@ class SepSAForecaster(Saves):
         times: Times | None = None,
         coverage: float | None = None,
         known_ahead: bool | None = None,
-        every: int = 1,
     ) -> Floats | tuple[Floats, Floats, Floats]:
         """Learn rows in order and return the forecasts made after each of them.
 
@@ -334,7 +328,6 @@ class SepSAForecaster(Saves):
             coverage: A share in (0, 1) to return intervals too; None for none.
             known_ahead: Whether forecasts use the exogenous inputs of the rows that they forecast; None for what the
                 constructor says.
-            every: Return the forecasts made after every so many rows of Y alone: n // every of them.
 
         Returns:
             Forecasts (n, horizon, series), or (n, horizon) for Y (n,); with `coverage` a tuple of forecasts, lower ends
@@ -342,7 +335,7 @@ class SepSAForecaster(Saves):
             of its time, and before a series has its first value. In blocks, forecasts after a row inside a block are
             the rest of those made before the block, then NaN; so are those that need inputs of rows after the last.
         """
-        steps, step = self._check_horizon(horizon, self.horizon), at_least("every", every, 1)
+        steps = self._check_horizon(horizon, self.horizon)
         if coverage is not None:
             check_coverage(coverage)
         ahead = self.known_ahead if known_ahead is None else known_ahead
@@ -351,8 +344,7 @@ class SepSAForecaster(Saves):
         table, made, quantiles = self._learn_table(Y, X, times, 1 + (coverage is not None), ahead)
 
         def shaped(array: Floats) -> Floats:
-            array = array[step - 1 :: step, ..., :steps]
-            return array[:, 0] if table.flat else array.transpose(0, 2, 1)
+            return array[:, 0, :steps] if table.flat else array[..., :steps].transpose(0, 2, 1)
 
         if coverage is None:
             return shaped(made)
@@ -644,10 +636,6 @@ class SepSAForecaster(Saves):
     ) -> tuple[Floats, Floats, Floats]: ...
     @overload
     def predict(
-        self, horizon: int | None = None, X: ArrayLike | None = None, *, coverage: Sequence[float]
-    ) -> tuple[Floats, dict[float, tuple[Floats, Floats]]]: ...
-    @overload
-    def predict(
         self, horizon: int | None = None, X: ArrayLike | None = None, *, quantiles: Sequence[float]
     ) -> tuple[Floats, dict[float, Floats]]: ...
     @locked
@@ -656,7 +644,7 @@ class SepSAForecaster(Saves):
         horizon: int | None = None,
         X: ArrayLike | None = None,
         *,
-        coverage: float | Sequence[float] | None = None,
+        coverage: float | None = None,
         quantiles: Sequence[float] | None = None,
     ) -> object:
         """Forecast the next rows as an array or, after frames of pandas or Polars, as a Series or frame with times.
@@ -664,29 +652,27 @@ class SepSAForecaster(Saves):
         Args:
             horizon: Number of rows, at most that of the constructor; None for that.
             X: Exogenous inputs (k, inputs), or (k,) of one input, of these rows, as far as they are known.
-            coverage: A share in (0, 1) to return the lower and the upper ends too, or several shares.
+            coverage: A share in (0, 1) to return the lower and the upper ends of an interval too.
             quantiles: Levels in (0, 1) to return these quantiles of the forecasts too.
 
         Returns:
-            Forecasts (horizon,) or (horizon, series); with one `coverage` a tuple of forecasts, lower ends and upper
-            ends. With several shares, a tuple of forecasts and a dict of both ends by share; with `quantiles`, of
-            forecasts and a dict of values by level. A frame of Polars has the times in the column whose name was given
-            as `times`.
+            Forecasts (horizon,) or (horizon, series); with `coverage` a tuple of forecasts, lower ends and upper ends;
+            with `quantiles` a tuple of forecasts and a dict of values by level. A frame of Polars has the times in the
+            column whose name was given as `times`.
         """
         if coverage is not None and quantiles is not None:
             raise ValueError("coverage or quantiles must be given, got both: coverage 0.9 is quantiles=[0.05, 0.95]")
-        asked = () if coverage is None else coverage
-        shares = [check_coverage(share) for share in np.atleast_1d(asked).tolist()]
+        if coverage is not None:
+            check_coverage(coverage)
         levels = [check_coverage(level, "quantiles") for level in quantiles or ()]
         steps = self._check_horizon(horizon if self.every == 1 else None)  # a block has the inputs of all its rows
         made, known = self._forecast(horizon, E=self._rows_ahead(X, steps))
         forecast = self._framed(made)
-        if coverage is None and quantiles is None:
-            return forecast
-        ends = {share: tuple(map(self._framed, interval(known, share, self._limits))) for share in shares}
-        if np.ndim(asked) == 0:
-            return (forecast, *ends[shares[0]])
-        return forecast, ends | {level: self._framed(quantile(known, level, self._limits)) for level in levels}
+        if coverage is not None:
+            return (forecast, *map(self._framed, interval(known, coverage, self._limits)))
+        if quantiles is not None:
+            return forecast, {level: self._framed(quantile(known, level, self._limits)) for level in levels}
+        return forecast
 
     def _rows_ahead(self, X: ArrayLike | None, steps: int) -> Floats | None:
         """The exogenous inputs of rows to forecast, in the order of their names."""
@@ -695,17 +681,17 @@ class SepSAForecaster(Saves):
         table = read_table("X", X)
         if len(table.values) > steps:
             raise ValueError(f"X must have at most the {steps} rows that are forecast, got {len(table.values)}")
-        self._check_times("X", table)
+        self._check_times(table)
         return arranged("X", self._inputs, table)
 
-    def _check_times(self, what: str, table: Table) -> None:
+    def _check_times(self, table: Table) -> None:
         """Raise a ValueError where rows ahead have other times."""
         if table.times is None or self._clock.grid is None or self._clock.last is None:
             return
         for h, at in enumerate(table.times.seconds.tolist(), 1):
             if self._clock.index(at) != self._clock.last + h:
                 raise ValueError(
-                    f"{what} must have the times of the rows ahead, {self._clock.ahead(h)} in row {h - 1}, got "
+                    f"X must have the times of the rows ahead, {self._clock.ahead(h)} in row {h - 1}, got "
                     f"{self._clock.label(at)}: give these rows, or an array, which has no times"
                 )
 
@@ -725,41 +711,6 @@ class SepSAForecaster(Saves):
 
         index = None if times[0] is None else pd.Index(times)
         return pd.Series(out, index) if self._flat else pd.DataFrame(out, index, columns=pd.Index(self._names or []))
-
-    @locked
-    def score(self, y: ArrayLike, X: ArrayLike | None = None) -> float:
-        """Return the mean absolute error of the forecasts of the next rows.
-
-        Args:
-            y: The values of the next rows, at most `horizon`.
-            X: Exogenous inputs of these rows.
-        """
-        table = read_table("y", y)
-        made, _ = self._forecast(len(table.values), E=self._rows_ahead(X, self._check_horizon(None)))
-        self._check_times("y", table)
-        return float(np.nanmean(np.abs(arranged("y", self._names or [], table) - made.T)))
-
-    @locked
-    def plot(
-        self, series: Hashable | None = None, *, coverage: Sequence[float] = (0.9, 0.5), ax: Axes | None = None
-    ) -> Axes:
-        """Draw the last values of a series and its forecasts with intervals; returns the axes of matplotlib.
-
-        Args:
-            series: The name of the series; None for the first.
-            coverage: The intervals that are drawn.
-            ax: The axes to draw on; None for new ones.
-        """
-        if self._model is None or self._names is None:
-            raise ValueError(NO_ROW)
-        if series is not None and series not in self._names:
-            raise ValueError(f"series must be one of {schema.brief(self._names)}, got {series!r}")
-        j = 0 if series is None else self._names.index(series)
-        past, (made, known) = self._model.recent()[j], self._forecast(None)
-        steps = range(1 - len(past), made.shape[1] + 1)
-        when = [self._clock.ahead(h) for h in steps] if self._clock.grid else list(steps)
-        bands = [[end[j] for end in interval(known, check_coverage(share), self._limits)] for share in coverage]
-        return show.draw(ax, "" if self._flat else str(self._names[j]), when, past, made[j], bands)
 
     # ------------------------------------------------------------------ saving
 

@@ -181,13 +181,6 @@ class ForecastModel:
         self._run(step.forecast, self.rows, E[:0], E, made, quantiles, len(E))
         return made[0], quantiles[0]
 
-    def recent(self) -> Floats:
-        """The last values (m, n) of the series, forecasts where they were missing."""
-        n = self.memory.layout.sizes["recent"]
-        now = n + (self.rows - 1) % n
-        values = self.part("LAGS")[:, now + 1 - min(n, self.rows) : now + 1]
-        return np.asarray(self.part("MEAN")[:, None] + self.part("SCALE")[:, None] * values)
-
     def skip(self, rows: int) -> None:
         """Let the seasons go on by this many rows, of which nothing is known."""
         self.part("COUNTS")["phase"] += rows

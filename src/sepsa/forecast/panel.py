@@ -163,12 +163,12 @@ class SepSAPanelForecaster:
             if not self.inputs:
                 raise ValueError("X_df must be None where the frames that were learned have no inputs, got a frame")
             known = {part.key: part for part in self._split("X_df", as_pandas(X_df), self.inputs)}
-        ends = sorted(level)
-        names = [NAME, *(f"{NAME}-lo-{one:g}" for one in reversed(ends)), *(f"{NAME}-hi-{one:g}" for one in ends)]
+        ends = sorted(set(level))
+        levels = {f"{NAME}-lo-{one:g}": (1 - one / 100) / 2 for one in reversed(ends)}
+        levels |= {f"{NAME}-hi-{one:g}": (1 + one / 100) / 2 for one in ends}
         keys, times, values = [], [], []
         for key in sorted(self.series, key=lambda key: (type(key).__name__, key)):
             forecaster = self.series.get(key)
-            shares = [one / 100 for one in ends]
             try:
                 ahead = forecaster.times(h)
                 if ahead and ahead[0] is None:
@@ -177,14 +177,13 @@ class SepSAPanelForecaster:
                         'start=SepSAForecaster(step=...), such as "day"'
                     )
                 X = None if X_df is None or not ahead else self._ahead(known.get(key), ahead)
-                made, bands = forecaster.predict(h, X, coverage=shares)
+                made, found = forecaster.predict(h, X, quantiles=list(levels.values()))
             except ValueError as error:
                 raise ValueError(f"series {key!r}: {error}") from None
-            low, high = ([bands[share][side] for share in shares] for side in (0, 1))
-            values.append(np.stack([made, *reversed(low), *high]))
+            values.append(np.stack([made, *found.values()]))
             keys += [key] * len(ahead)
             times += ahead
-        columns = dict(zip(names, np.concatenate(values, 1), strict=True))
+        columns = dict(zip([NAME, *levels], np.concatenate(values, 1), strict=True))
         library: Any = importlib.import_module("polars" if self._polars else "pandas")
         return library.DataFrame({self.id_col: keys, self.time_col: times, **columns})
 

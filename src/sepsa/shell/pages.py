@@ -112,11 +112,13 @@ def of_stream(model: TableModel, quarantine: Path) -> dict[str, Any]:
 def of_forecast(model: ForecastTable) -> dict[str, Any]:
     """What the page of `sepsa forecast` shows beside the model."""
     forecaster = model.forecaster
-    made, ends = forecaster.predict(X=model.ahead_inputs(), coverage=(0.9, 0.8, 0.5))
+    made, known = forecaster.predict(X=model.ahead_inputs(), quantiles=(0.05, 0.1, 0.25, 0.75, 0.9, 0.95))
+    q05, q10, q25, q75, q90, q95 = known.values()
+    bands = ((q05, q95), (q10, q90), (q25, q75))
     settings = {name: spelled(value) for name, value in model.get_params().items()}
     return {
         "charts": [
-            (name, fan_chart(model.history[:, j], made[:, j], [(low[:, j], high[:, j]) for low, high in ends.values()]))
+            (name, fan_chart(model.history[:, j], made[:, j], [(low[:, j], high[:, j]) for low, high in bands]))
             for j, name in enumerate(model.target)
         ],
         "table": model.last_forecast(),
