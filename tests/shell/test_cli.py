@@ -36,7 +36,7 @@ def test_a_missing_extra_is_one_line(capsys):
     ("arguments", "code", "words"),
     [
         (("report", "none"), 1, "none: no such file or directory: check the path"),
-        (("report", "."), 2, ". is a folder: give a saved model"),
+        (("report", "."), 1, ".: is a directory: give a file"),
         (("report", "m", "--out", "-"), 2, "--out must name a file or a folder, got -, which stands for standard"),
         (("inspect", "none.sepsa"), 1, "none.sepsa: no such file or directory: check the path"),
         (("predict", "none.sepsa", "none.csv"), 1, "none.sepsa: no such file or directory: check the path"),

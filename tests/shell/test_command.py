@@ -791,7 +791,7 @@ def test_the_report_needs_no_network_and_runs_nothing():
     assert "the page is pages/m.html" in said("report m.sepsa --out pages")
     head = re.compile(r'<p class="sub">.*? · .*? UTC')
     assert head.sub("", Path("pages/m.html").read_text()) == head.sub("", page)
-    assert "is a folder: give a saved model" in said("report .", code=2)
+    assert "is a directory: give a file" in said("report .", code=1)
     assert not re.search(r"https?://|<script|src=|@import", page)
     assert "&lt;script&gt;alert(1)" in page
     assert page.count('stroke="var(--alarm)"') >= 1

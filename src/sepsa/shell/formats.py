@@ -26,6 +26,7 @@ from sepsa.learner.columns.cells import MISSING
 from sepsa.learner.columns.reader import Column, column_of_objects
 from sepsa.shell import records
 from sepsa.shell.cells import BadRow, Position, RowBlock, TableError, TableReader, fails
+from sepsa.shell.messages import describe
 from sepsa.shell.reading import Reading, drop_of, encoding_cure, spell_encoding
 from sepsa.shell.records import KEPT, RecordBatch, TextReader, too_long
 from sepsa.shell.source import BINARY, ByteSource, ChunkFile
@@ -225,7 +226,7 @@ class ArrowReader(TableReader):
                 self._file = pa.ipc.open_stream(pa.PythonFile(ChunkFile(iter(source.read, b"")), "r"))
             schema = self._file.schema_arrow if isinstance(self._file, pq.ParquetFile) else self._file.schema
         except (pa.ArrowException, OSError) as error:
-            raise TableError(f"{self.name} cannot be read: {one_line(error)}") from None
+            raise TableError(f"{self.name} cannot be read: {describe(error)}") from None
         self.names = check_names(list(schema.names), self.name)
         self._named = {each.name for each in schema if pa.types.is_dictionary(each.type)}  # whose values are names
         identity = hashlib.sha256(str(schema).encode())
@@ -248,7 +249,7 @@ class ArrowReader(TableReader):
                 self._row += len(batch)
                 yield RowBlock(columns, lines, as_json(batch), [], self.position())
         except (pa.ArrowException, OSError) as error:
-            raise TableError(f"{self.name} cannot be read behind row {self._row}: {one_line(error)}") from None
+            raise TableError(f"{self.name} cannot be read behind row {self._row}: {describe(error)}") from None
 
     def position(self, line: int | None = None) -> Position:
         return {"table": self._identity, "row": self._row if line is None else line - 1}
@@ -261,17 +262,10 @@ class ArrowReader(TableReader):
         return self._row / rows if rows else None
 
     def _batches(self, used: list[str]) -> Iterator[Any]:
-        """Record batches from row `self._row` on."""
+        """Record batches from row `self._row` on; reading those before takes a hundredth of learning them."""
         skip = self._row
         if isinstance(self._file, pq.ParquetFile):
-            groups: list[int] = []
-            for group in range(self._file.num_row_groups):
-                rows = self._file.metadata.row_group(group).num_rows
-                if not groups and skip >= rows:
-                    skip -= rows
-                else:
-                    groups.append(group)
-            batches = self._file.iter_batches(ROWS, row_groups=groups, columns=used, use_threads=False)
+            batches = self._file.iter_batches(ROWS, columns=used, use_threads=False)
         elif hasattr(self._file, "num_record_batches"):
             batches = map(self._file.get_batch, range(self._file.num_record_batches))
         else:
@@ -334,8 +328,3 @@ def check_names(names: list[str], table: str) -> list[str]:
             raise TableError(f"{table} has two columns {name[:100]!r}: rename one of them")
         seen.add(name)
     return names
-
-
-def one_line(error: BaseException) -> str:
-    """The message of an error without line breaks."""
-    return " ".join(str(error).split())[:300]

@@ -60,7 +60,6 @@ def describe(error: BaseException) -> str:
     """An error in one line; the cure is added to messages of the operating system."""
     if isinstance(error, MemoryError):
         return "there is not enough memory: leave out wide text columns by --drop, or lower --categories"
-    text = " ".join(str(error).split())
     cures = {
         2: "check the path",
         13: "check its permissions",
@@ -72,7 +71,7 @@ def describe(error: BaseException) -> str:
         name = f"{error.filename}: " if error.filename else ""
         cure = cures.get(error.errno or 0)
         return f"{name}{error.strerror.lower()}{f': {cure}' if cure else ''}"
-    return text or type(error).__name__
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def exit_code(run: Callable[[], int]) -> int:

@@ -15,9 +15,9 @@ import jinja2
 import numpy as np
 
 from sepsa.shell.inspection import load_model, spelled
-from sepsa.shell.messages import FINISHED, Misuse, say
+from sepsa.shell.messages import FINISHED, say
 from sepsa.shell.model import TableModel
-from sepsa.shell.options import ReportOptions, TableOptions
+from sepsa.shell.options import ReportOptions
 from sepsa.shell.output import error_of
 from sepsa.shell.reading import Reading
 from sepsa.shell.series import ForecastTable
@@ -27,8 +27,6 @@ from sepsa.states.output import replace
 
 def report(options: ReportOptions) -> int:
     """Write the page of a saved model."""
-    if options.model.is_dir():
-        raise Misuse(f"{options.model} is a folder: give a saved model")
     model, header = load_model(options.model, "sepsa stream", "sepsa forecast")
     options.out.mkdir(parents=True, exist_ok=True)
     page = options.out / f"{options.model.stem}.html"
@@ -44,14 +42,34 @@ def write_page(path: Path, source: str, model: Any, quarantine: Path) -> None:
         loader=jinja2.PackageLoader("sepsa.shell", "."), autoescape=True, undefined=jinja2.StrictUndefined
     )
     environment.globals |= {"ticks": ticks, "zip": zip}
-    if isinstance(model, ForecastTable):
-        kind, title, values = "forecast", ", ".join(model.target), of_forecast(model)
-    else:
-        kind, title, values = "stream", model.target, of_stream(model, quarantine)
-    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    page = environment.get_template(f"{kind}.html.jinja")
-    text = page.render(kind=kind, title=title, source=source, when=when, model=model, score=error_of(model), **values)
-    replace(path, [text.encode()])
+    kind, values = (
+        ("forecast", of_forecast(model)) if isinstance(model, ForecastTable) else ("stream", of_stream(model))
+    )
+    when, chosen = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), model.get_params()
+    options = [
+        (each.name, spelled(chosen[each.name]), each.metadata["help"]) for each in (*fields(model), *fields(Reading))
+    ]
+    page = environment.get_template(f"{kind}.html.jinja").render(
+        kind=kind,
+        source=source,
+        when=when,
+        model=model,
+        trace=model.trace,
+        score=error_of(model),
+        options=options,
+        quarantine=quarantine,
+        lost=lost_rows(quarantine) if model.quarantined else [],
+        **values,
+    )
+    replace(path, [page.encode()])
+
+
+def lost_rows(quarantine: Path) -> list[list[str]]:
+    """The first rows of a file of quarantined rows; none where the file is gone."""
+    if not quarantine.is_file():
+        return []
+    with open(quarantine, encoding="utf-8", newline="") as lines:
+        return list(islice(csv.reader(lines), 1, 21))  # behind the header
 
 
 @dataclass
@@ -86,25 +104,16 @@ def ticks(low: float, high: float) -> list[float]:
     return [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def of_stream(model: TableModel, quarantine: Path) -> dict[str, Any]:
+def of_stream(model: TableModel) -> dict[str, Any]:
     """What the page of `sepsa stream` shows beside the model."""
-    lost = []
-    if quarantine.is_file() and model.quarantined:
-        with open(quarantine, encoding="utf-8", newline="") as lines:
-            lost = list(islice(csv.reader(lines), 1, 21))  # behind the header
-    trace, options = model.trace, model.get_params()
+    trace = model.trace
     errors = [*trace.points, *([math.fsum(trace.part) / len(trace.part)] if trace.part else [])] or [trace.mean]
     return {
+        "title": model.target,
         "curve": Chart((0.0, max(1, trace.rows)), (0.0, max(max(errors), 1e-12) * 1.08)),
         "points": ((np.arange(len(errors)) + 0.5) * trace.rows / len(errors), errors),
         "window": WINDOW,
-        "lost": lost,
-        "settings": [
-            (each.name, spelled(options[each.name]), each.metadata["help"])
-            for each in (*fields(TableOptions), *fields(Reading))
-        ],
         "columns": sorted(model.inputs.cells),
-        "quarantine": quarantine,
         "chosen": {} if model.learner is None else model.learner.engine.chosen,
     }
 
@@ -115,16 +124,16 @@ def of_forecast(model: ForecastTable) -> dict[str, Any]:
     made, known = forecaster.predict(X=model.ahead_inputs(), quantiles=(0.05, 0.1, 0.25, 0.75, 0.9, 0.95))
     q05, q10, q25, q75, q90, q95 = known.values()
     bands = ((q05, q95), (q10, q90), (q25, q75))
-    settings = {name: spelled(value) for name, value in model.get_params().items()}
     return {
+        "title": ", ".join(model.target),
         "charts": [
             (name, fan_chart(model.history[:, j], made[:, j], [(low[:, j], high[:, j]) for low, high in bands]))
             for j, name in enumerate(model.target)
         ],
         "table": model.last_forecast(),
         "naive": model.beside_naive(),
-        "settings": settings
-        | {"seasons used": spelled(forecaster.seasons_), "bounded outliers": str(forecaster.outliers_)},
+        "seasons": spelled(forecaster.seasons_),
+        "outliers": forecaster.outliers_,
     }
 
 

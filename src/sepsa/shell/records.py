@@ -1,7 +1,9 @@
 """The records of a text file in batches, each with the position behind it, at which a later run can resume.
 
-Where there are quotes, the reader of the standard library finds where records end. A quote opens a quoted part only at
-the start of a cell, and a doubled quote is a literal one, as in Arrow's reader. Records end with LF, CRLF or CR.
+Records are divided here because Arrow's reader tells neither the byte at which one ends, where a run resumes, nor the
+line of one that it cannot read. Where there are quotes, the reader of the standard library finds where records end. A
+quote opens a quoted part only at the start of a cell, and a doubled quote is a literal one, as in Arrow's reader.
+Records end with LF, CRLF or CR.
 """
 
 from __future__ import annotations

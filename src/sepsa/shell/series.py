@@ -203,6 +203,7 @@ class ForecastTable(SeriesOptions):
             return np.full(len(block), np.nan), False
         if given is None:
             return (column.numbers, False) if column.times is None else (column.times, True)
+        # Cell by cell: with a format, digits alone such as 01022026 are a date, which the reader takes for a number.
         return np.array([date_of(column.text(i), given) for i in range(len(block))]), True
 
     def last_forecast(self) -> list[tuple[Any, ...]]:

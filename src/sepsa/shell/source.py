@@ -124,8 +124,8 @@ def recode(chunks: Iterator[bytes | None], encoding: str, follow: bool, name: st
 
 
 def decompress(chunks: Iterator[bytes | None], name: str, zipped: bool) -> Iterator[bytes | None]:
-    """Chunks of bounded size, decompressed from gzip, which returns all before a cut, or from zstd."""
-    file = ChunkFile(chunks)
+    """Chunks of bounded size, decompressed from gzip or from zstd."""
+    file = ChunkFile(chunks)  # Arrow's stream has gzip too, and loses up to a chunk of rows before the cut of a file
     read = gzip.GzipFile(fileobj=file).read1 if zipped else pa.CompressedInputStream(pa.PythonFile(file), "zstd").read
     while True:
         try:
