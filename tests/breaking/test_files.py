@@ -102,7 +102,9 @@ LIES = [
     *(say(state=[kind, value]) for kind, value in (("tensor", 7), ("array", -1), ("call", "os.system"))),
     say(state=["dict", [[["list", []], 1]]]),
     say(tensors=[]),
-    *(say(state=["objects", [[value], [1]]]) for value in (10**400, 2**63, -2)),
+    *(say(state=["numpy", ["M8[D]", value]]) for value in (10**400, [1], "x")),
+    say(state=["date", 3]),
+    say(state=["numpy", 3]),
     *(say(saved=value) for value in ("yesterday", 1e300, 10**400)),
     lambda own, table: own.pop("state"),
     lambda own, table: own["state"][1].pop(0),  # a tensor that nothing names
@@ -148,10 +150,9 @@ def river_model():
     return model
 
 
-WIDE, VOID = ["tuple", [20_000, 20_000]], ["dict", [["numpy", "V1"], ["value", 4 * 10**9]]]
+WIDE, VOID = ["tuple", [20_000, 20_000]], ["list", ["numpy", ["list", ["V4000000000", 1]]]]
 HUGE = {  # what the header claims, and of which model
-    "texts of no width": (say(state=["text", [[10**9], 0, 0]]), None),
-    "texts of great width": (say(state=["text", [[1], 10**9, 0]]), None),
+    "a scalar of great width": (say(state=["numpy", ["V4000000000", 1]]), None),
     "wide layers": (set_entry("configuration", "hidden_layer_sizes", value=WIDE), regressor),
     "many inputs": (set_entry("state", "learner", "engine", "inputs", value=10**6), regressor),
     "more inputs than bytes": (set_entry("state", "learner", "engine", "inputs", value=2**60), regressor),

@@ -86,7 +86,8 @@ NAME = r"(a string|no string|None|NaN|-?Inf|a fraction|a flag|huge|empty|truncat
 LAWFUL = re.compile(
     r"\['state'\](\[\d\])?: empty|\['state'\]: without \d"
     r"|\['state'\]\[\d\](\['momentum_buffer'\]: None|: without 'momentum_buffer')"
-    rf"|.*\['(features|outputs|names|labels|warned|feature_names)'\]\[\d+\](\['tuple'\](\[\d\])?)?: {NAME}"
+    rf"|.*\['(features|outputs|names|labels|warned|feature_names)'\]\[\d+\](\[1\](\[\d\])?)?: {NAME}"
+    r"|.*\['generator'\]\['state'\]\['(state|inc)'\]: huge"
     r"|.*\['uncalibrated'\]: (truncated|empty|an item too many)|.*\['warm_up'\]\['X'\]: NaN at \d+"
 )
 

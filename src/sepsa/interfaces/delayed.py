@@ -12,8 +12,9 @@ from sklearn.base import BaseEstimator
 
 from sepsa.interrupt import DeferredInterrupt, locked, new_lock
 from sepsa.states import schema
-from sepsa.states.objects import MISFITS, Saves, has_state, rebuilt_as
+from sepsa.states.objects import Saves, has_state, rebuilt_as
 from sepsa.states.plain import pack_label, packed, unpack_label
+from sepsa.states.tree import MISFITS
 from sepsa.validation import at_least
 
 

@@ -26,8 +26,8 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from sepsa._version import __version__
-from sepsa.states.output import remove_unfinished, replace
-from sepsa.states.tree import SIZES, Decoder, Tree, code_of, is_tensor
+from sepsa.states.output import is_device, remove_unfinished, replace
+from sepsa.states.tree import MISFITS, SIZES, Decoder, Tree, code_of, is_tensor
 
 FORMAT = 1
 FIRST = b'{"__metadata__":{"sepsa":'  # behind the length
@@ -164,7 +164,7 @@ def encode(kind: str, configuration: Any, state: Any, position: Any) -> tuple[by
         "position": tree.encode(position, "position"),
         "state": tree.encode(state, "state"),
         "tensors": {
-            str(i): {"dtype": code_of(array.dtype), "shape": list(array.shape), "crc32": zlib.crc32(view(array))}
+            str(i): {"dtype": code_of(array), "shape": list(array.shape), "crc32": zlib.crc32(view(array))}
             for i, array in enumerate(tree.tensors)
         },
     }
@@ -201,11 +201,15 @@ def dumps(value: Any) -> str:
 # ---------------------------------------------------------------------- reading
 
 
+def refuse_device(path: str | os.PathLike[str]) -> None:
+    """Raise an error for a device or a FIFO."""
+    if is_device(path):
+        raise CheckpointError(f"{path} is a device or a FIFO, from which no checkpoint can be loaded: give a file")
+
+
 def read_path(path: str | os.PathLike[str]) -> tuple[Header, Any]:
     """Header and state of the file at `path`, in which every byte has been verified."""
-    mode = os.stat(path).st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # to open a FIFO would wait for its writer
-        raise CheckpointError(f"{path} is a device or a FIFO, not a checkpoint: give a file")
+    refuse_device(path)  # to open a FIFO would wait for its writer
     with open(path, "rb") as file:
         return read(file, os.fstat(file.fileno()).st_size, str(path))
 
@@ -214,17 +218,17 @@ def read(file: BinaryIO, size: int, name: str) -> tuple[Header, Any]:
     """Header and state of a file in which every byte has been verified."""
     try:
         table = read_table(file, size, name)
-        tensors = [read_tensor(file, name, key, entry) for key, entry in table["tensors"].items()]
-        decoded = Decoder(tensors, table["tensors"])
+        entries = enumerate(table["tensors"].items())
+        decoded = Decoder({i: (read_tensor(file, name, key, entry), entry) for i, (key, entry) in entries})
         configuration, position, state = (decoded(table[part]) for part in ("configuration", "position", "state"))
-        if any(raw is not None for raw in tensors):
+        if decoded.tensors:
             raise damaged(name, "it has a tensor that its state does not name")
         library, saved, kind = str(table["library"]), float(table["saved"]), str(table["kind"])
         if not 0 <= saved < 1e11:
             raise damaged(name, "it has no time at which it was saved")
     except CheckpointError:
         raise
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError):
+    except MISFITS:
         raise damaged(name, "its header cannot be read") from None
     return Header(table["format"], library, saved, kind, configuration, position, table["tensors"]), state
 
@@ -243,16 +247,14 @@ def read_table(file: BinaryIO, size: int, name: str) -> dict[str, Any]:
             f"{name} has format {version}, written by sepsa {table.get('library')}, and this sepsa reads up to "
             f"{FORMAT}: upgrade sepsa to load it"
         )
-    if metadata["sha256"] != hashlib.sha256(metadata["sepsa"].encode()).hexdigest():
-        raise damaged(name, "the checksum of its header is wrong")
     for key, entry in table["tensors"].items():
         # Before sizes are multiplied: a product of many long integers would take minutes.
         if len(entry["shape"]) > MOST_DIMENSIONS or not all(type(n) is int and 0 <= n < 2**63 for n in entry["shape"]):
             raise damaged(name, f"tensor {key} has no shape")
     expected, total = first_bytes(metadata["sepsa"], table["tensors"])
-    # The header is written again and compared byte by byte: no entry can disagree with another, and none is unknown.
+    # The header is written again, with its checksum, and compared byte by byte: no entry can disagree with another.
     if type(version) is not int or version < 1 or expected != length.to_bytes(8, "little") + text:
-        raise damaged(name, "its header contradicts itself")
+        raise damaged(name, "the checksum of its header is wrong, or its entries contradict each other")
     if total != size - 8 - length:
         raise damaged(name, f"its tensors should have {total} bytes and have {size - 8 - length}")
     return table

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sepsa._version import __version__
 from sepsa.states import REGISTERED_BY
-from sepsa.states.file import CheckpointError, Header, encode, lock, read, read_path, view, write
-from sepsa.states.output import is_device
+from sepsa.states.file import CheckpointError, Header, encode, lock, read, read_path, refuse_device, view, write
 from sepsa.states.schema import limited_memory
-from sepsa.states.tree import is_tensor, not_finite
+from sepsa.states.tree import MISFITS, is_tensor, not_finite
 from sepsa.validation import at_least
 
 if TYPE_CHECKING:
@@ -77,8 +76,7 @@ def save(what: Any, path: str | os.PathLike[str], *, position: Any = None, keep:
 
 def check_target(path: str | os.PathLike[str]) -> Path:
     """Return the file that a checkpoint at `path` replaces; raise an error for a device or a FIFO."""
-    if is_device(path):
-        raise CheckpointError(f"{path} is a device or a FIFO, from which no checkpoint can be loaded: give a file")
+    refuse_device(path)
     return Path(os.path.realpath(path))
 
 
@@ -309,17 +307,13 @@ def class_name(what: Any) -> str:
     return next((kind for kind, built in BUILT.items() if built is cls), name)
 
 
-# The errors that a state raises whose checksums are right and whose content is wrong or of another object.
-MISFITS = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError, MemoryError)
-
-
 def unpack(header: Header, state: Any, into: Any, name: str) -> Any:
     """The objects of a checkpoint, built or loaded `into` those given: all of them, or an error and nothing changed."""
     try:
         return load_objects(header, state, into, name)
     except CheckpointError:
         raise
-    except MISFITS as error:
+    except (*MISFITS, MemoryError) as error:
         raise CheckpointError(f"{name} cannot be loaded: {error or type(error).__name__}") from error
 
 

@@ -4,58 +4,46 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable
-from datetime import date, datetime
+from datetime import date
 from typing import Any
 
 import numpy as np
 
-from sepsa.states.schema import Entries, brief, damaged, read
+from sepsa.states.schema import Entries, brief, damaged
+from sepsa.states.tree import MISFITS, PLAIN, Decoder, Tree
 
 
-def generator_state(generator: np.random.Generator) -> dict[str, Any]:
-    """The state of NumPy's default generator; its 128-bit integers as strings."""
-    state = generator.bit_generator.state
-    inner = state["state"]
-    return {
-        "name": state["bit_generator"],
-        "state": str(inner["state"]),
-        "increment": str(inner["inc"]),
-        "has_uint32": int(state["has_uint32"]),
-        "uinteger": int(state["uinteger"]),
-    }
+def generator_state(generator: np.random.Generator) -> Any:
+    """The state of NumPy's default generator."""
+    return generator.bit_generator.state
 
 
-def read_generator(name: str, value: object) -> np.random.Generator:
+def read_generator(name: str, value: Any) -> np.random.Generator:
     """A generator that continues from `generator_state`."""
-    state = read(name, value, {"name", "state", "increment", "has_uint32", "uinteger"})
-    state.equal("name", "PCG64")
-    for key in ("state", "increment"):
-        if not isinstance(state[key], str) or not state[key].isdecimal() or int(state[key]) >= 1 << 128:
-            raise state.damaged(key, "a 128-bit integer in decimal", brief(state[key]))
     generator = np.random.default_rng(0)
-    generator.bit_generator.state = {
-        "bit_generator": "PCG64",
-        "state": {"state": int(state["state"]), "inc": int(state["increment"])},
-        "has_uint32": state.integer("has_uint32", 0, 1),
-        "uinteger": state.integer("uinteger", 0, 2**32 - 1),
-    }
-    return generator
+    try:
+        generator.bit_generator.state = value
+        if generator.bit_generator.state == value:
+            return generator
+    except MISFITS:
+        pass
+    raise damaged(name, "the state of a generator", brief(value))
+
+
+def is_label(value: Any) -> bool:
+    """Whether this is a string, number, boolean, None, date, or a tuple of these."""
+    if type(value) is tuple:
+        return all(map(is_label, value))
+    return type(value) in PLAIN or isinstance(value, (date, np.generic))
 
 
 def pack_label(label: Hashable) -> Any:
-    """A name, a label or a key as plain data: strings, numbers, booleans, None and dates, and tuples of them."""
-    if label is None or type(label) in (str, bool, int, float):
-        return label
-    if isinstance(label, np.generic) and label.dtype.kind not in "mM" and type(label.item()) in (str, bool, int, float):
-        return {"numpy": label.dtype.str, "value": label.item()}
-    if type(label) is tuple:
-        return {"tuple": [pack_label(part) for part in label]}
-    if isinstance(label, (np.datetime64, np.timedelta64)):
-        return {"numpy": label.dtype.str, "value": label.astype(np.int64).item()}
-    if isinstance(label, date) and label == label:
-        kind = datetime if isinstance(label, datetime) else date
-        if kind.fromisoformat(label.isoformat()) == label:  # not the nanoseconds of pandas
-            return {kind.__name__: label.isoformat()}
+    """A name, a label or a key as plain data."""
+    if is_label(label):
+        try:
+            return Tree().encode(label, "a label")
+        except TypeError:  # nanoseconds of pandas, complex numbers
+            pass
     raise ValueError(
         "names of features, classes, keys and samples that wait must be strings, numbers, booleans, None, dates or "
         f"tuples of these, got {label!r} of type {type(label).__name__}"
@@ -64,22 +52,12 @@ def pack_label(label: Hashable) -> Any:
 
 def unpack_label(name: str, value: Any) -> Hashable:
     """The label that `pack_label` was given, from the entry `name`."""
-    if value is None or type(value) in (str, bool, int, float):
-        return value
-    if isinstance(value, dict) and set(value) == {"tuple"} and isinstance(value["tuple"], (list, tuple)):
-        return tuple(unpack_label(name, part) for part in value["tuple"])
-    if isinstance(value, dict):
-        try:
-            if len(value) == 1:
-                ((kind, text),) = value.items()
-                return {"date": date, "datetime": datetime}[kind].fromisoformat(text)
-            dtype = np.dtype(value["numpy"])
-            if dtype.kind in "mM":
-                return np.int64(value["value"]).astype(dtype)
-            if dtype.kind != "V":  # numpy.void(n) takes n bytes
-                return dtype.type(value["value"])
-        except (KeyError, TypeError, ValueError):
-            pass
+    try:
+        label: Hashable = Decoder({})(value)
+        if pack_label(label) == value:
+            return label
+    except MISFITS:
+        pass
     raise damaged(name, "a label as `pack_label` writes it", brief(value))
 
 

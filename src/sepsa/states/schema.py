@@ -129,7 +129,11 @@ class Entries:
 
     def items(self, key: Any, count: int | None = None) -> Entries:
         """The items of a list or tuple, `count` of them if given."""
-        return read_items(self.path(key), self[key], count)
+        value = self[key]
+        if not isinstance(value, (list, tuple)) or count not in (None, len(value)):
+            got = f"{len(value)} items" if isinstance(value, (list, tuple)) else type(value).__name__
+            raise self.damaged(key, "a list" if count is None else f"a list of {count} items", got)
+        return Entries(self.path(key), list(value))
 
 
 def read(
@@ -145,14 +149,6 @@ def read(
             "another development version, or is damaged"
         )
     return Entries(name, value)
-
-
-def read_items(name: str, value: object, count: int | None = None) -> Entries:
-    """The items of a list or tuple, `count` of them if given."""
-    if not isinstance(value, (list, tuple)) or count not in (None, len(value)):
-        got = f"{len(value)} items" if isinstance(value, (list, tuple)) else type(value).__name__
-        raise damaged(name, "a list" if count is None else f"a list of {count} items", got)
-    return Entries(name, list(value))
 
 
 def check_array(

@@ -6,6 +6,7 @@ import base64
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from datetime import date, datetime
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
@@ -18,8 +19,11 @@ NAMES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
     "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
-NUMPY_ALONE = {"U64", "U32", "U16"}  # torch computes little with them
 CODES = {name: code for code, name in NAMES.items()}
+SIZES = {code: 2 if code == "BF16" else np.dtype(name).itemsize for code, name in NAMES.items()}
+PLAIN = {type(None), bool, int, float, str}  # JSON as they are
+# The errors of a decoder, and of a `load_state_dict`, for content that is wrong.
+MISFITS = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError)
 
 
 def is_tensor(value: object) -> TypeGuard[Tensor]:
@@ -27,38 +31,17 @@ def is_tensor(value: object) -> TypeGuard[Tensor]:
     return isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ()))
 
 
-def is_torch_dtype(value: object) -> bool:
-    """Whether this is a dtype of torch."""
-    return isinstance(value, getattr(sys.modules.get("torch"), "dtype", ()))
+def code_of(array: Any) -> str | None:
+    """The code of the dtype of an array or tensor; None: none."""
+    return CODES.get(str(array.dtype).removeprefix("torch."))
 
 
-def code_of(dtype: Any) -> str | None:
-    """The code of a dtype of NumPy or torch; None: none."""
-    if not is_torch_dtype(dtype):
-        return CODES.get(dtype.name)
-    code = CODES.get(str(dtype).removeprefix("torch."))
-    return None if code in NUMPY_ALONE else code
-
-
-def torch_dtype(code: str) -> Any:
-    """The dtype of torch with this code; a KeyError where there is none."""
-    import torch
-
-    return {each: getattr(torch, name) for each, name in NAMES.items() if each not in NUMPY_ALONE}[code]
-
-
-NUMPY = {code: np.dtype(name).type for code, name in NAMES.items() if code != "BF16"}
-SIZES = {code: np.dtype(kind).itemsize for code, kind in NUMPY.items()} | {"BF16": 2}
-PLAIN = {type(None), bool, int, float, str}  # JSON as they are
-TYPES = {"bool": bool, "int": int, "float": float, "str": str}
 # The values that their tag and content alone determine.
 DECODERS: dict[str, Callable[[Any], Any]] = {
     "float": float,
-    "str_": np.str_,
     "bytes": lambda text: base64.b64decode(text, validate=True),
-    "torch.dtype": torch_dtype,
-    "numpy.dtype": NUMPY.__getitem__,
-    "type": TYPES.__getitem__,
+    "date": date.fromisoformat,
+    "datetime": datetime.fromisoformat,
 }
 
 
@@ -84,39 +67,26 @@ class Tree:
             return ["tuple" if isinstance(value, tuple) else "list", items]
         if isinstance(value, bytes):
             return ["bytes", base64.b64encode(value).decode()]
-        if is_tensor(value):
-            if code_of(value.dtype) is None or str(value.layout) != "torch.strided":
-                raise TypeError(f"{where} must be a dense real tensor to be saved, got {value.dtype}, {value.layout}")
+        if is_tensor(value) and code_of(value) and str(value.layout) == "torch.strided":
             return ["tensor", self._index(value)]
-        if isinstance(value, np.ndarray):
-            return self._array(value, where)
-        if type(value) is np.str_:
-            return ["str_", str(value)]
+        if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
+            return ["array", self._index(np.asarray(value, value.dtype.newbyteorder("="), order="C"))]
         if isinstance(value, np.generic):
-            return ["generic", self.encode(np.asarray(value), where)]
-        if is_torch_dtype(value) and code_of(value):
-            return ["torch.dtype", code_of(value)]
-        if isinstance(value, type) and issubclass(value, np.generic) and code_of(np.dtype(value)):
-            return ["numpy.dtype", code_of(np.dtype(value))]
-        if isinstance(value, type) and value in TYPES.values():
-            return ["type", value.__name__]
+            item = value.astype(np.int64).item() if value.dtype.kind in "mM" else value.item()
+            if type(item) in PLAIN:
+                return ["numpy", [value.dtype.str, self.encode(item, where)]]
+        if isinstance(value, date):
+            kind = datetime if isinstance(value, datetime) else date
+            if value == value and kind.fromisoformat(value.isoformat()) == value:  # not the nanoseconds of pandas
+                return [kind.__name__, value.isoformat()]
+        got = f"{type(value).__module__}.{type(value).__name__}"
+        if isinstance(value, np.ndarray) or is_tensor(value):
+            got += f" of {value.dtype}"
         raise TypeError(
-            f"{where} must be made of numbers, strings, arrays, tensors, lists, tuples and dicts to be saved, "
-            f"got {type(value).__module__}.{type(value).__name__}: save an object with state_dict, or pickle it"
+            f"{where} must be made of numbers, strings, dates, dense arrays and tensors of real numbers or booleans, "
+            f"lists, tuples and dicts to be saved, got {got}: save an object with state_dict, an array of strings as "
+            "a list, or pickle it"
         )
-
-    def _array(self, value: np.ndarray[Any, Any], where: str) -> Any:
-        native = value.dtype.newbyteorder("=")
-        if code_of(native):
-            return ["array", self._index(np.asarray(value, native, order="C"))]
-        if native.kind == "U":
-            width = native.itemsize // 4 or 1
-            codes = np.ascontiguousarray(value, f"=U{width}").reshape(-1).view(np.uint32)
-            return ["text", [list(value.shape), width, self._index(codes)]]
-        if native.hasobject:
-            items = [self.encode(item, f"{where}[{i}]") for i, item in enumerate(value.reshape(-1))]
-            return ["objects", [list(value.shape), items]]
-        raise TypeError(f"{where} must be an array of numbers, booleans or strings to be saved, got {value.dtype}")
 
     def _index(self, value: Any) -> int:
         self.tensors.append(value)
@@ -124,13 +94,13 @@ class Tree:
 
 
 class Decoder:
-    """Decodes what `Tree.encode` made, from its JSON, the raw bytes of the tensors and their table entries.
+    """Decodes what `Tree.encode` made, from its JSON, and by index the raw bytes of each tensor and its table entry.
 
-    Each tensor is decoded once, as it was encoded, and then None in `tensors`: no file takes more memory than its size.
+    A tensor that is decoded leaves `tensors`: no file takes more memory than its size.
     """
 
-    def __init__(self, tensors: list[Any], entries: dict[str, dict[str, Any]]) -> None:
-        self.tensors, self.entries = tensors, entries
+    def __init__(self, tensors: dict[int, tuple[Any, dict[str, Any]]]) -> None:
+        self.tensors = tensors
 
     def __call__(self, value: Any) -> Any:
         """The value that `Tree.encode` was given."""
@@ -144,34 +114,23 @@ class Decoder:
         if tag in ("list", "tuple"):
             plain = set(map(type, content)) <= PLAIN  # most long lists are, and so take no call for each item
             return (list if tag == "list" else tuple)(content if plain else map(self, content))
-        if tag == "tensor":
-            import torch
-
-            raw, entry = self._raw(content)
-            dtype = torch_dtype(entry["dtype"])
-            flat = torch.from_numpy(raw).view(dtype) if raw.size else torch.empty(0, dtype=dtype)
-            return flat.reshape(entry["shape"])
+        if tag == "numpy":
+            dtype, item = np.dtype(content[0]), self(content[1])
+            if dtype.kind in "mM":
+                return np.int64(item).astype(dtype)
+            if dtype.kind in "fiubU":  # numpy.void(n) takes n bytes
+                return dtype.type(item)
+        if tag not in ("array", "tensor"):
+            raise ValueError(f"unknown tag {tag!r}")
+        raw, entry = self.tensors.pop(content)
+        name = NAMES[entry["dtype"]]
         if tag == "array":
-            raw, entry = self._raw(content)
-            return raw.view(NUMPY[entry["dtype"]]).reshape(entry["shape"])
-        if tag == "text":
-            shape, width, index = content
-            return self._raw(index)[0].view(f"<U{width}").reshape(shape)
-        if tag == "objects":
-            shape, items = content
-            array = np.empty(len(items), object)
-            array[:] = list(map(self, items))
-            return array.reshape(shape)
-        if tag == "generic":
-            return self(content)[()]
-        raise ValueError(f"unknown tag {tag!r}")
+            return raw.view(name).reshape(entry["shape"])
+        import torch
 
-    def _raw(self, index: int) -> tuple[Any, dict[str, Any]]:
-        """The bytes of a tensor, and its entry in the table."""
-        raw, self.tensors[index] = self.tensors[index], None
-        if raw is None:
-            raise ValueError(f"tensor {index} is named twice")
-        return raw, self.entries[str(index)]
+        kind = getattr(torch, name)
+        flat = torch.from_numpy(raw).view(kind) if raw.size else torch.empty(0, dtype=kind)
+        return flat.reshape(entry["shape"])
 
 
 # Entries that hold rows, by an entry beside them.
@@ -183,29 +142,29 @@ ROWS = {
 }
 
 
-def not_finite(state: Any, path: str = "state") -> Iterator[str]:
+def arrays_of(state: Any, path: str = "state", rows: bool = True) -> Iterator[tuple[str, Any]]:
+    """Every array and tensor of a nested state with its path, also those that hold `rows`."""
+    if isinstance(state, np.ndarray) or is_tensor(state):
+        yield path, state
+    elif isinstance(state, (Mapping, list, tuple)):
+        items = dict(state if isinstance(state, Mapping) else enumerate(state))
+        left = set() if rows else {name for beside, names in ROWS.items() if beside in items for name in names}
+        for key in items:
+            if key not in left:
+                yield from arrays_of(items[key], f"{path}[{key!r}]", rows)
+
+
+def not_finite(state: Any) -> Iterator[str]:
     """The path of every array and tensor of a nested state that has NaN or Inf.
 
     Rows of a stream learner and of a forecaster are left out: they are data, in which NaN is a missing value.
     """
-    if is_tensor(state):
-        if not bool(state.isfinite().all()):
+    for path, array in arrays_of(state, rows=False):
+        finite = array.isfinite() if is_tensor(array) else np.isfinite(array)
+        if not bool(finite.all()):
             yield path
-    elif isinstance(state, np.ndarray):
-        if state.dtype.kind == "f" and not bool(np.isfinite(state).all()):
-            yield path
-    elif isinstance(state, (Mapping, list, tuple)):
-        items = dict(state if isinstance(state, Mapping) else enumerate(state))
-        rows = {name for beside, names in ROWS.items() if beside in items for name in names}
-        for key in items:
-            if key not in rows:
-                yield from not_finite(items[key], f"{path}[{key!r}]")
 
 
 def tensors_of(state: Any) -> Iterator[Any]:
     """Every array and tensor in a nested state."""
-    if isinstance(state, np.ndarray) or is_tensor(state):
-        yield state
-    elif isinstance(state, (Mapping, list, tuple)):
-        for value in state.values() if isinstance(state, Mapping) else state:
-            yield from tensors_of(value)
+    return (array for _, array in arrays_of(state))

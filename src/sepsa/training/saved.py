@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from sepsa.heads import HeadSolver
+from sepsa.states.objects import load_all
 from sepsa.states.schema import Entries, brief, check_array, damaged, read, settings
 from sepsa.training.joint import parts_of
 from sepsa.training.observer import Observer
@@ -69,7 +69,7 @@ def load(state_dict: dict[str, Any], base: Optimizer, observers: list[Observer],
     if under:
         state_dict = numbered(state_dict)
     check_base(state_dict, base)
-    load_heads([(observer.solver, heads[observer.name]) for observer in observers])
+    load_all({observer.name: observer.solver for observer in observers}, heads)
     for observer in observers:
         observer.head_fraction = own["head_fraction"]
         observer.generator.set_state(own["generator"].cpu())
@@ -77,20 +77,6 @@ def load(state_dict: dict[str, Any], base: Optimizer, observers: list[Observer],
         if observer.epochs is not None:
             observer.epochs.samples = own["samples"]
     base.load_state_dict(state_dict)
-
-
-def load_heads(states: list[tuple[HeadSolver, dict[str, Any]]]) -> None:
-    """Load the states of all heads, or of none."""
-    loaded: list[tuple[HeadSolver, dict[str, Any]]] = []
-    try:
-        for solver, state in states:
-            before = solver.state_dict() if len(states) > 1 else {}
-            solver.load_state_dict(state)  # checks before it changes anything
-            loaded.append((solver, before))
-    except BaseException:
-        for solver, before in loaded:
-            solver.load_state_dict(before)
-        raise
 
 
 def shapes_of(base: Optimizer) -> list[list[list[int]]]:
