@@ -100,7 +100,7 @@ def test_a_state_of_other_heads_is_refused_whole():
     now = optimizer.solvers["value"].state_dict()
     assert all(torch.equal(v, now[k]) if isinstance(v, torch.Tensor) else v == now[k] for k, v in before.items())
     one = copy.deepcopy(optimizer.state_dict())
-    one["sepsa"]["head"] = one["sepsa"].pop("heads")["value"]
+    del one["sepsa"]["heads"]["policy"]
     with pytest.raises(ValueError, match=r"belongs to the heads \['value'\], this SepSA has \['policy', 'value'\]"):
         optimizer.load_state_dict(one)
 

@@ -426,7 +426,7 @@ class SepSA(Optimizer, Generic[S]):
         for before in hooks_before.values():
             before(self)
         self._follow_dtype()
-        state = saved.written(self.base, self._observers, self._several)
+        state = saved.written(self.base, self._observers)
         for after in hooks_after.values():
             state = after(self, state) or state
         return state
@@ -443,7 +443,7 @@ class SepSA(Optimizer, Generic[S]):
         state_dict, (hooks_before, hooks_after) = dict(state_dict), load_hooks(self)
         for before in hooks_before.values():
             state_dict = before(self, state_dict) or state_dict
-        saved.load(state_dict, self.base, self._observers, self._several)
+        saved.load(state_dict, self.base, self._observers)
         self._adopt_base()
         for after in hooks_after.values():
             after(self)

@@ -21,18 +21,16 @@ from sepsa.validation import in_range, is_number
 _NOT_NEGATIVE = {"acc_delta", "exp_avg_sq", "exp_inf", "max_exp_avg_sq", "square_avg", "step", "sum"}
 
 
-def written(base: Optimizer, observers: list[Observer], several: bool) -> dict[str, Any]:
-    """The state of a SepSA of these parts; `several`: heads that the user named by a list."""
+def written(base: Optimizer, observers: list[Observer]) -> dict[str, Any]:
+    """The state of a SepSA of these parts."""
     state, first = base.state_dict(), observers[0]
-    heads = {observer.name: observer.solver.state_dict() for observer in observers}
-    own = {
+    own = state["sepsa"] = {
+        "heads": {observer.name: observer.solver.state_dict() for observer in observers},
         "head_fraction": first.head_fraction,
         "generator": first.generator.get_state(),
         "body": shapes_of(base),
         "samples": 0 if first.epochs is None else first.epochs.samples,
     }
-    own |= {"heads": heads} if several else {"head": heads[first.name]}
-    state["sepsa"] = own
     if "torch.distributed.checkpoint.state_dict" in sys.modules:
         # Its get_optimizer_state_dict refuses what belongs to no parameter of the groups, as the head's do not, and
         # its set_optimizer_state_dict drops what belongs to a frozen one.
@@ -45,8 +43,11 @@ def written(base: Optimizer, observers: list[Observer], several: bool) -> dict[s
     return state
 
 
-def load(state_dict: dict[str, Any], base: Optimizer, observers: list[Observer], several: bool) -> None:
-    """Continue from a state that `written` returned, or raise an error and change nothing."""
+def load(state_dict: dict[str, Any], base: Optimizer, observers: list[Observer]) -> None:
+    """Continue from a state that `written` returned, or raise an error and change nothing.
+
+    A single head may have another name than the one that was saved.
+    """
     own = state_dict.pop("sepsa", None)
     entries = state_dict.get("state")
     entries = entries if isinstance(entries, dict) else {}
@@ -61,10 +62,11 @@ def load(state_dict: dict[str, Any], base: Optimizer, observers: list[Observer],
             f"state_dict must come from SepSA.state_dict(), got the keys {sorted(state_dict)}: "
             "a plain base optimizer's state goes to optimizer.base.load_state_dict"
         )
-    check_own(own, shapes_of(base))
+    heads = check_own(own, shapes_of(base))
     known = [observer.name for observer in observers]
-    heads = own["heads"] if "heads" in own else {known[0]: own["head"]}
-    if several != ("heads" in own) or set(heads) != set(known):
+    if len(known) == len(heads) == 1:
+        heads = dict(zip(known, heads.values(), strict=True))
+    if set(heads) != set(known):
         raise ValueError(f"state_dict belongs to the heads {sorted(heads)}, this SepSA has {sorted(known)}")
     if under:
         state_dict = numbered(state_dict)
@@ -87,13 +89,10 @@ def shapes_of(base: Optimizer) -> list[list[list[int]]]:
 # ---------------------------------------------------------------------- checks
 
 
-def check_own(own: object, body: list[list[list[int]]]) -> None:
-    """Check SepSA's own part of a state: fraction, generator, counters, the body's shapes and the heads."""
-    needed = {"head_fraction", "generator", "body", "samples"}
-    state = read("state_dict['sepsa']", own, needed, "SepSA", optional={"head", "heads"})
-    heads = state.values.get("head", state.values.get("heads"))
-    if not isinstance(heads, dict):
-        raise state.damaged("head", "the state of the head", brief(heads))
+def check_own(own: object, body: list[list[list[int]]]) -> dict[str, Any]:
+    """Check SepSA's own part of a state. Returns the states of the heads, which their solvers check."""
+    state = read("state_dict['sepsa']", own, {"heads", "head_fraction", "generator", "body", "samples"}, "SepSA")
+    heads = state.mapping("heads").values
     with settings(state.name):
         in_range("head_fraction", state["head_fraction"], 0.0, 1.0)
     try:
@@ -103,6 +102,7 @@ def check_own(own: object, body: list[list[list[int]]]) -> None:
     state.integer("samples")
     if not same_integers(state["body"], body):
         raise ValueError(f"state_dict belongs to a body with parameter shapes {state['body']}, this one has {body}")
+    return dict(heads)
 
 
 def same_integers(given: Any, own: Any) -> bool:
