@@ -281,6 +281,23 @@ def test_nearest_point_of_the_simplex(scores):
     np.testing.assert_allclose(calibration.project_to_simplex(scores), expected, atol=1e-10)
 
 
+@pytest.mark.parametrize("forgetting", ["auto", 0.99])
+def test_sums_of_losses_in_the_kernel_are_those_of_a_call_that_asks_for_probabilities(forgetting):
+    X, y = classification(320)
+    X[::40] *= 1e4  # outliers, whose rows the head bounds
+    weight = np.random.default_rng(0).uniform(0.1, 2, len(y))
+    y[y == 2] = np.where(np.flatnonzero(y == 2) > 280, 2, 0)  # a late class
+    one, many = (SepSAClassifier(random_state=0, body="fourier", forgetting=forgetting) for _ in range(2))
+    told = many.prequential(X, y, sample_weight=weight, method="predict_proba")
+    for i in range(len(y)):
+        if i:
+            here = one.predict_proba(X[i : i + 1])[0]
+            np.testing.assert_allclose(told[i, : len(here)], here, rtol=1e-6, atol=1e-9)
+        one.partial_fit(X[i : i + 1], y[i : i + 1], sample_weight=weight[i : i + 1])
+    assert many.classes_.tolist() == [0, 1, 2]
+    np.testing.assert_allclose(many.predict_proba(X), one.predict_proba(X), rtol=1e-9)
+
+
 def test_accumulated_losses_fade_by_the_forgetting():
     rng = np.random.default_rng(0)
     scores, labels, weight = rng.standard_normal((6, 3)), rng.integers(0, 3, 6), rng.uniform(0, 2, 6)

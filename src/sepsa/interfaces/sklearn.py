@@ -18,8 +18,6 @@ scores probabilities, by the losses they would have made on rows not yet learned
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -29,7 +27,7 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from sepsa.interfaces.estimator import FEW, Rows, StreamEstimator, check_sizes
 from sepsa.interrupt import DeferredInterrupt, lock_of, locked
-from sepsa.learner.calibration import INVERSE_TEMPERATURES, follow, label_probabilities, probabilities
+from sepsa.learner.calibration import arrived, follow, label_probabilities, no_losses, probabilities
 from sepsa.learner.growth import first_rows, indicators
 from sepsa.learner.memory.parts import Floats
 from sepsa.learner.options import ClassifierOptions
@@ -210,17 +208,6 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
         return tags
 
 
-def no_losses(*labels: int) -> Floats:
-    """The losses before any row, of classes or of so many independent labels."""
-    return np.zeros((*labels, *INVERSE_TEMPERATURES.shape))
-
-
-def groups(known: NDArray[np.intp]) -> Iterator[tuple[slice, int]]:
-    """Rows for which the same number (n,) of outputs is known, and this number; without those for which none is."""
-    cuts = [0, *(np.flatnonzero(known[1:] != known[:-1]) + 1).tolist(), len(known)]
-    return ((slice(start, stop), int(known[start])) for start, stop in pairwise(cuts) if known[start])
-
-
 def kind_of_labels(labels: Labels) -> str:
     """The letter of a dtype, one for all numbers and one for all texts."""
     kind = labels.dtype.kind
@@ -269,7 +256,9 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         True
     """
 
-    _losses: Floats  # by which scores become probabilities: (G,) for classes, (labels, G) for independent labels
+    # By which scores become probabilities: (labels, G) for independent labels, (G,) for classes after `fit`; None for
+    # classes that a stream learns, of which the learner has them.
+    _losses: Floats | None
     _columns: NDArray[np.intp]  # the learner's output for each of classes_
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> SepSAClassifier:
@@ -290,7 +279,8 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
                 other.classes_ = np.unique(labels[weight > 0])
                 other._columns = np.arange(len(other.classes_))
                 labels = (labels[:, None] == other.classes_).astype(np.float64)  # of no class: (n, 0)
-            other._losses = follow(other._losses, *other._fit(rows.X, labels, weight), forgetting=1.0)[-1]
+            before = other._calibration
+            other._losses = follow(before, *other._fit(rows.X, labels, weight), forgetting=1.0)[-1]
         return self
 
     def partial_fit(
@@ -307,7 +297,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         Returns:
             This estimator.
         """
-        self._learn_labels(X, y, classes, sample_weight)
+        self._learn_labels(X, y, classes, sample_weight, asked=False)
         return self
 
     def prequential(
@@ -337,20 +327,18 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         if method not in ("predict", "predict_proba"):
             raise ValueError(f"method must be 'predict' or 'predict_proba', got {method!r}")
         with lock_of(self):
-            scores, losses, known = self._learn_labels(X, y, classes, sample_weight)
+            scores, losses, known = self._learn_labels(X, y, classes, sample_weight, method == "predict_proba")
             names, outputs = self.classes_, self._columns
-        if losses.ndim == 3:
-            hard = (scores > 0.5).astype(np.int64)
-            return hard if method == "predict" else label_probabilities(scores, losses)[..., 1]
+        if self._labels:
+            return (scores > 0.5).astype(np.int64) if losses is None else label_probabilities(scores, losses)[..., 1]
+        scores, there = arrived(scores, known)[:, outputs], known > 0
+        if losses is None:
+            best: Labels = names[scores.argmax(1)]
+            best[~there] = {"O": "", "M": "NaT", "m": "NaT"}.get(best.dtype.kind, np.zeros((), best.dtype))
+            return best
         proba = np.zeros(scores.shape)
-        best: Labels = np.zeros(len(proba), names.dtype)
-        best[:] = {"O": "", "M": "NaT", "m": "NaT"}.get(best.dtype.kind, best)
-        for rows, count in groups(known):
-            columns = np.flatnonzero(outputs < count)
-            some = scores[rows][:, outputs[columns]]
-            best[rows] = names[columns][some.argmax(1)]
-            proba[rows, columns] = probabilities(some, losses[rows]) if method == "predict_proba" else 0.0
-        return best if method == "predict" else proba
+        proba[there] = probabilities(scores[there], losses[there])
+        return proba
 
     @locked
     def predict(self, X: ArrayLike) -> Labels:
@@ -412,7 +400,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         classes[self._columns] = self.classes_
         labels = (classes.astype(np.int64) if classes.dtype.kind in "mM" else classes).tolist()
         named = {"dtype": classes.dtype.str, "labels": labels}
-        return {"classes": named, "calibration_loss": self._losses.copy()}
+        return {"classes": named, "calibration_loss": None if self._losses is None else self._losses.copy()}
 
     def _load_extra_state(self, state: Entries, outputs: int) -> None:
         new = state.entries("classes", {"dtype", "labels"})
@@ -428,13 +416,24 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         self.classes_, self._columns = np.unique(classes, return_index=True)
         if len(self.classes_) < outputs:
             raise new.damaged("labels", "distinct labels", labels)
-        several = getattr(state["calibration_loss"], "ndim", 0) == 2 and labels == list(range(outputs))
-        self._losses = state.array("calibration_loss", no_losses(*[outputs] * several).shape, low=0.0)
+        losses = state["calibration_loss"]
+        several = getattr(losses, "ndim", 0) == 2 and labels == list(range(outputs))
+        if losses is None and state["n_iter"] is None:
+            self._losses = None
+        else:
+            self._losses = state.array("calibration_loss", no_losses(*[outputs] * several).shape, low=0.0)
 
     @property
     def _labels(self) -> bool:
         """Whether the targets are several independent labels."""
-        return self._losses.ndim == 2
+        return self._losses is not None and self._losses.ndim == 2
+
+    @property
+    def _calibration(self) -> Floats:
+        """The losses by which scores become probabilities."""
+        if self._losses is not None:
+            return self._losses
+        return no_losses() if self._learner is None else self._learner.engine.calibration_losses.copy()
 
     def _scores(self, X: ArrayLike) -> Floats:
         return self._predict(X)[:, self._columns]  # raises NotFittedError before `_columns` is missed
@@ -442,12 +441,12 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
     def _probabilities(self, X: ArrayLike) -> Floats:
         """The probabilities (n, classes); those (n, labels, 2) of 0 and of 1 for multilabel targets."""
         scores = self._scores(X)
-        return (label_probabilities if self._labels else probabilities)(scores, self._losses)
+        return (label_probabilities if self._labels else probabilities)(scores, self._calibration)
 
     def _learn_labels(
-        self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None, sample_weight: ArrayLike | None
-    ) -> tuple[Floats, Floats, NDArray[np.intp]]:
-        """Learn rows; returns for each the scores (n, outputs) and losses before it, and the number of outputs."""
+        self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None, sample_weight: ArrayLike | None, asked: bool
+    ) -> tuple[Floats, Floats | None, NDArray[np.intp]]:
+        """Learn rows; returns for each the scores (n, outputs), the losses if `asked`, and the number of outputs."""
         with DeferredInterrupt(), self._changed() as other:
             rows, Y, weight = other._check(X, y, sample_weight)
             if self.class_weight == "balanced":
@@ -470,14 +469,15 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
                 Y, output_rows = indicators(outputs, count), first_rows(outputs, count)[told:].tolist()
                 seen = np.maximum(np.maximum.accumulate(outputs) + 1, told)  # outputs, the row's own among them
             known = np.concatenate([[told], seen])[np.arange(len(Y)) // other._batch * other._batch]
+            losses = other._calibration
             scores = other._learn(rows, Y, weight, told, output_rows)
-            losses, forgetting = [other._losses[None]], 1.0 if self.forgetting == "auto" else self.forgetting
-            for some, count in groups(seen):
-                part = scores[some, :count], Y[some, :count], weight[some]
-                losses.append(follow(losses[-1][-1], *part, forgetting)[1:])
-            other._losses = losses[-1][-1]
+            if asked or other._losses is not None:
+                forgetting = 1.0 if self.forgetting == "auto" else self.forgetting
+                losses = follow(losses, arrived(scores, seen), Y, weight, forgetting)
+            if other._losses is not None:
+                other._losses = losses[-1]
         self._learner.tell(len(Y))
-        return scores, np.concatenate(losses)[:-1], known
+        return scores, losses[:-1] if asked else None, known
 
     def _class_weights(self, labels: Labels) -> Floats:
         """The weight (n,) of each row by its class."""
@@ -521,7 +521,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         if self._learner is None:
             count = shape[1:] if several else ()
             self.classes_, self._columns = (np.arange(*count),) * 2 if several else (labels[:0], np.empty(0, np.intp))
-            self._losses = no_losses(*count)
+            self._losses = no_losses(*count) if several else None
         elif shape[1:] != self.classes_.shape if self._labels else several:
             before = f"(n, {len(self.classes_)})" if self._labels else "(n,)"
             raise ValueError(f"y must have shape {before} as before, got {shape}")

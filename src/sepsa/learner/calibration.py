@@ -6,8 +6,9 @@ point of the simplex, and a softmax of p the probability:
     p = max(s - τ, 0)  with τ such that Σ p = 1,      P(k | x) = Σ_β π_β softmax(β p)_k,   π_β ∝ exp(-L_β),
 
 L_β being the log-loss of softmax(β p) on rows not yet learned. Over all rows together this mixture of G inverse
-temperatures β loses at most log G against the best of them, so that none has to be tuned. `accumulate` sums the losses
-of blocks of rows; the compiled engine sums them row by row (`kernels.step.calibrate`).
+temperatures β loses at most log G against the best of them, so that none has to be tuned. A learner of classes sums the
+losses in its kernel (`arithmetic.robust.calibrate`). `follow` sums them for several labels, for a committee, and where
+the sums before each row of a call are asked for; a test holds both to each other.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ def project_to_simplex(scores: Floats) -> Floats:
     """The point of the probability simplex that is nearest to each row of scores (n, K).
 
     The k largest scores, less τ, sum to at most 1, and to 1 if they are those above τ: so τ is the largest (Σ - 1)/k.
+    A score of -∞, that of a class which is not there yet, stays -∞, so that its probability is 0.
     """
     descending = -np.sort(-scores, axis=1)
     tau = ((descending.cumsum(1) - 1) / np.arange(1, scores.shape[1] + 1)).max(1, keepdims=True)
-    return np.maximum(scores - tau, 0.0)
+    return np.where(scores > -np.inf, np.maximum(scores - tau, 0.0), scores)
 
 
 def softmaxes(p: Floats) -> Floats:
@@ -53,6 +55,11 @@ def probabilities(scores: Floats, losses: Floats) -> Floats:
     return mixture(project_to_simplex(scores), losses)
 
 
+def arrived(scores: Floats, known: NDArray[np.intp]) -> Floats:
+    """Scores (n, K) with -∞ for the outputs that are not among the first `known` (n,) of a row."""
+    return np.where(np.arange(scores.shape[1]) < known[:, None], scores, -np.inf)
+
+
 def pairs(scores: Floats) -> list[Floats]:
     """The scores (n, 2) of 0 and 1 of each of L independent labels, from those (n, L) of 1."""
     return [np.stack([1 - score, score], 1) for score in scores.T]
@@ -64,6 +71,11 @@ def label_probabilities(scores: Floats, losses: Floats) -> Floats:
     Each label has losses of its own: (L, G), or (n, L, G).
     """
     return np.stack([probabilities(pair, losses[..., k, :]) for k, pair in enumerate(pairs(scores))], 1)
+
+
+def no_losses(*labels: int) -> Floats:
+    """The losses before any row, of classes or of so many independent labels."""
+    return np.zeros((*labels, *INVERSE_TEMPERATURES.shape))
 
 
 def follow(losses: Floats, scores: Floats, Y: Floats, weight: Floats, forgetting: float) -> Floats:

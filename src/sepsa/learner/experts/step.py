@@ -199,10 +199,10 @@ def learn_row(model, i):
 @kernel
 def calibrate_row(model, i):
     """Add row i to the losses by which scores become probabilities."""
-    omega = of_network.OMEGA(model)[i]
-    if omega > 0.0:
+    weight = given.WEIGHT(model)[i]
+    if weight > 0.0:
         losses, p, discount = of_network.CALIBRATION(model), of_network.P(model), given.OPTIONS(model).calibration
-        calibrate(losses, given.OUT(model)[i], largest(given.Y(model)[i]), omega, discount, p)
+        calibrate(losses, given.OUT(model)[i], largest(given.Y(model)[i]), weight, discount, p)
     return 0
 
 
