@@ -2,7 +2,8 @@
 
 `ACTS` does what the table "What happens on bad input" of docs/how-to/reliability.md says. Every part of a row's last
 cell in `backquotes` must occur in what the user sees, the error with its class, the warnings, or the lines and the
-exit code of the command. To add a row, write it into the page and a function under the same words into `ACTS`.
+exit code of the command. To add a row, write it into the page, or into `PLAIN` where it is an error as any other, and a
+function under the same words into `ACTS`.
 `FURTHER` are mistakes that would train silently wrong, and further errors, with a pattern of what is seen. An error
 leaves the model as it was.
 """
@@ -374,12 +375,68 @@ ACTS = {
     ("files", "a pipeline given to `sepsa.save`"): lambda: seen(sepsa.save, make_pipeline(fitted()), "m.sepsa"),
 }
 
+# Rows that stand here and not on the page: plain errors.
+PLAIN = (
+    ("scikit-learn", "Inf in `X`", "`ValueError`: `infinity`; NaN is a missing value"),
+    ("scikit-learn", "thousands of columns", "`ValueError`: `X must have at most 2048 columns, got 5000`"),
+    (
+        "River",
+        "a target for an `id` that is not open",
+        "`ValueError`: `id 'b' is not open: no sample was predicted with it`",
+    ),
+    (
+        "`Delayed`",
+        "an `id` that another sample has",
+        "`ValueError`: `id 'a' is open for another sample: learn its target first, or give another id`",
+    ),
+    (
+        "forecasting",
+        "a panel with a time twice",
+        "`ValueError`: `series 'a': time must be at least half a step (day) after that of the last row`",
+    ),
+    (
+        "forecasting",
+        "a panel without a time",
+        "`ValueError`: `df['ds'] must have no missing value, got one in row 3: leave such rows out`",
+    ),
+    (
+        "forecasting",
+        "rows of a panel that are not new",
+        "`ValueError`: `series 'a': time must be later than that of the last row`",
+    ),
+    (
+        "forecasting",
+        "a block that has begun",
+        "`ValueError`: `horizon must be at most 9, the rows left of what was forecast every 24 rows`",
+    ),
+    (
+        "forecasting",
+        "a phase outside of the block",
+        "`ValueError`: `start must be a row of a block, 0 to 23 for every=24, got 30`",
+    ),
+    (
+        "forecasting",
+        "blocks without the inputs ahead",
+        "`ValueError`: `must hold the exogenous inputs of the 24 rows ahead, as known_ahead=True says, got 0 rows`",
+    ),
+    (
+        "files",
+        "a pipeline given to `sepsa.save`",
+        "`TypeError`: `save its learner, pipeline[-1], and pickle the other steps, or pickle the whole pipeline`",
+    ),
+    (
+        "shell",
+        "times that are dates written as integers",
+        "`'month' has dates without marks between their parts, as 202511: give --date-format %Y%m`; `exit code 2`",
+    ),
+)
+
 
 def page_rows():
     """Interface, input and result of each row."""
     text = PAGE.read_text(encoding="utf-8").partition("## What happens on bad input\n")[2].partition("\n## ")[0]
     lines = [line for line in text.splitlines() if line.startswith("|")][2:]
-    return [tuple(cell.strip() for cell in line.strip("|").split(" | ")) for line in lines]
+    return [*(tuple(cell.strip() for cell in line.strip("|").split(" | ")) for line in lines), *PLAIN]
 
 
 @pytest.mark.parametrize(("interface", "given", "result"), page_rows())
