@@ -16,7 +16,7 @@ import numpy as np
 
 from sepsa.forecast.calendar import Calendar
 from sepsa.forecast.kernels.step import follow_quantiles
-from sepsa.forecast.model import FIRST_QUANTILES, KNOWN, LEVELS, STEPS, Settings
+from sepsa.forecast.model import FIRST_QUANTILES, KNOWN, Settings
 from sepsa.interfaces.sklearn import SepSARegressor
 from sepsa.learner.arithmetic.robust import HUGE
 from sepsa.learner.memory.parts import Floats
@@ -255,7 +255,7 @@ class BlockModel:
         self.judged = self.judged + ~np.isnan(errors)
         for j, h in np.argwhere(~np.isnan(errors)).tolist():
             e, quantiles = errors[j, h], self.quantiles[:, j, h]
-            follow_quantiles(quantiles, quantiles * self.size[j, h], LEVELS, STEPS, 1.0, e)
+            follow_quantiles(quantiles, quantiles * self.size[j, h], 1.0, e)
             self.size[j, h] += max(1.0 - RECENT, 1.0 / self.judged[j, h]) * (abs(e) - self.size[j, h])
 
     def finish(self) -> None:

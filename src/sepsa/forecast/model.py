@@ -12,19 +12,13 @@ from sepsa.compiled import code
 from sepsa.compiled.kernels import CALL, Function
 from sepsa.forecast.kernels import parts, step
 from sepsa.forecast.kernels.heads import FIRST_ROWS
+from sepsa.forecast.kernels.parts import LEVELS, SCORES
 from sepsa.learner.memory.memory import Layout, Memory
 from sepsa.learner.memory.parts import Floats
 from sepsa.learner.scales import moments, trimmed
 from sepsa.states import schema
 
-LEVELS: Floats = np.array([0.005, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975, 0.995])  # of errors
-SCORES: Floats = np.array([NormalDist().inv_cdf(level) for level in LEVELS])  # of normal errors
-# An error moves a quantile as far as a rate of 0.02 moves its level, where errors are normal with mean size 1; those of
-# the outermost levels, which few errors exceed, no farther than that of 0.05.
-STEPS: Floats = (
-    0.02 * np.sqrt(np.pi / 2) / np.array([NormalDist().pdf(min(abs(score), SCORES[-3])) for score in SCORES])
-)
-FIRST_QUANTILES = np.sqrt(np.pi / 2) * SCORES  # in mean absolute errors
+FIRST_QUANTILES: Floats = np.sqrt(np.pi / 2) * np.array(SCORES)  # in mean absolute errors
 KNOWN = len(LEVELS) + 1  # quantiles of errors, and the number of errors
 SAVED = ("heads", "stack", "exogenous", "shared")
 function = cache(lambda kernel: CALL(code.address(kernel)))
@@ -78,7 +72,6 @@ def layout_of(settings: Settings) -> Layout:
         "seasons": len(settings.seasons),
         "longest": longest,
         "recent": max(settings.lags, (longest or parts.TREND_ROWS) + 2 + settings.horizon),
-        "levels": len(LEVELS),
         "angles": len(settings.angles()),
         "features": features,
         "above": parts.triangle(features),
@@ -122,7 +115,6 @@ class ForecastModel:
             settings.seasons,
             settings.spans(),
         )
-        given("LEVELS")[:], given("STEPS")[:] = LEVELS, STEPS
         given("RIDGE")[:] = given("CHANGES_RIDGE")[:] = settings.ridge
         given("RIDGE")[-settings.common()] = min(bias_ridge, settings.ridge)
         for group, ridge in (("heads", "RIDGE"), ("stack", "STACK_RIDGE"), ("exogenous", "CHANGES_RIDGE")):

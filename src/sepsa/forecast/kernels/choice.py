@@ -240,19 +240,22 @@ def trust(known, share, latest):
 
 @called
 def choose(model, t, now):
-    """The forecasts of row t: the mean of heads and stack, as far as it has been better than the best naive one."""
-    periods = fixed.PERIODS(model)
+    """The forecasts of row t: the mean of heads and stack, as far as it has been better than the best naive one.
+
+    They lie within the bounds of the series.
+    """
+    periods, limits = fixed.views("PERIODS LIMITS", model)
     z = row.Z(model)
     x, W, missed, leaders, heads, stacked, mixed, profile, off, known, smoothed, naive = stack.views(
         "X W MISSED LEADER HEADS STACKED MIXED PROFILE OFF KNOWN SMOOTHED NAIVE", model
     )
-    extent, made, lags = shared.views("EXTENT MADE LAGS", model)
+    extent, made, lags, means, scale = shared.views("EXTENT MADE LAGS MEAN SCALE", model)
     H, phase, bases = size.horizon(model), shared.COUNTS(model).phase, periods.size + 1
     at = t % H
     heads, stacked, mixed, made = heads[at], stacked[at], mixed[at], made[at]
     for j in range(z.size):
         low, high = extent[0, j], extent[1, j]
-        width = high - low
+        width, least, most = high - low, (limits[0] - means[j]) / scale[j], (limits[1] - means[j]) / scale[j]
         for h in range(H):
             mean = min(max(heads[j, h], low - width), high + width)
             heads[j, h] = mean
@@ -271,7 +274,7 @@ def choose(model, t, now):
             leaders[j, h] = leader
             latest = share_of_rows(1.0 - RECENT, 1.0, t - h, h)
             far = trust(own[leader], share, latest)
-            made[j, h] = usual + far * (mixed[j, h] - usual)
+            made[j, h] = min(max(usual + far * (mixed[j, h] - usual), least), most)
 
 
 @called

@@ -5,7 +5,9 @@ A series has a head for each forgetting factor. Rings have the last `horizon` ro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,11 @@ BESIDE = {  # parts in units of a series, which a saved state has not much large
     "shared": "REACH LAGS BASE MADE ENDS SIZE",
 }
 MOST_ROWS = 2**48
+LEVELS = (0.005, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975, 0.995)  # of the quantiles of errors
+SCORES = tuple(NormalDist().inv_cdf(level) for level in LEVELS)  # of normal errors
+# An error moves a quantile as far as a rate of 0.02 moves its level, where errors are normal with mean size 1; those of
+# the outermost levels, which few errors exceed, no farther than that of 0.05.
+MOVES = tuple(0.02 * (math.pi / 2) ** 0.5 / NormalDist().pdf(min(abs(score), SCORES[-3])) for score in SCORES)
 NEXT, UPDATES = range(2)  # in TURN: the coordinate that is restored next, and the number of updates
 LEAD, LEAD_SQUARE, GAIN, GAIN_SQUARE, PRODUCT, CHANGE_SQUARE, ERROR_SQUARE = range(7)  # in KNOWN
 
@@ -32,9 +39,7 @@ TREND_ROWS = 12  # whose mean change is the drift of a series without seasons
 # Whether quantiles are wanted, how many rows of exogenous inputs are known, and whether errors count those of forecasts
 # with them.
 CALL = Record(intervals=int, ahead=int, known=int)
-SIZES = (
-    "rows series exogenous horizon lags spans forgettings seasons longest recent levels angles features above restored"
-)
+SIZES = "rows series exogenous horizon lags spans forgettings seasons longest recent angles features above restored"
 
 
 def axes(shape: str) -> tuple[str | int, ...]:
@@ -64,7 +69,7 @@ given = Frame(
     number("Y", "rows series"),
     number("E", "rows exogenous"),
     number("OUT", "rows series horizon"),  # the forecasts made after each row
-    number("OUT_QUANTILES", "rows quantiles series horizon"),  # of their errors, and their number
+    number("OUT_QUANTILES", f"rows {len(LEVELS) + 1} series horizon"),  # of their errors, and their number
 )
 size = given.size
 
@@ -116,8 +121,6 @@ fixed = Group(
     number("LIMITS", "2"),  # bounds of all series
     number("ANGLES", "angles"),  # of the seasons, in radians a row
     number("PERIODS", "seasons"),  # in rows
-    number("LEVELS", "levels"),  # of the quantiles of errors
-    number("STEPS", "levels"),  # by which errors move these quantiles, in mean absolute errors
     number("STACK_RIDGE", "stacked", start=STACK_RIDGE),
     number("CHANGES_RIDGE", "changes"),
 )
@@ -128,12 +131,8 @@ row = Group(
     scratch("THERE", "series", np.bool_),  # whether they were observed
     scratch("INPUTS", "exogenous"),  # standardized
     scratch("COMMON", "common"),  # inputs of all heads: the bias, sines and cosines, exogenous inputs
-    scratch("SINCE", "series", np.int64),  # how many values came after a forecast was made
     scratch("OFF", "series horizon"),  # the errors of the forecasts of the row
-    sizes={
-        "common": lambda sizes: 1 + 2 * sizes["angles"] + sizes["exogenous"],
-        "quantiles": lambda sizes: sizes["levels"] + 1,
-    },
+    sizes={"common": lambda sizes: 1 + 2 * sizes["angles"] + sizes["exogenous"]},
 )
 
 # ---------------------------------------------------------------------- the state
@@ -246,9 +245,9 @@ def scales_agree(part: Callable[[str], Any]) -> bool:
 
 
 def errors_have_rows(part: Callable[[str], Any]) -> bool:
-    judged = part("JUDGED")
-    before = np.maximum(int(part("COUNTS")["rows"]) - np.arange(judged.shape[1]), 0)
-    return bool((judged <= np.minimum(judged[:, :1], before)).all())
+    began, judged = part("BEGAN"), part("JUDGED")
+    rows = np.where(began < 0, 0, int(part("COUNTS")["rows"]) - began)
+    return bool((rows >= 0).all() and (judged < np.maximum(rows[:, None] - np.arange(judged.shape[1]), 1)).all())
 
 
 shared = Group(
@@ -260,15 +259,15 @@ shared = Group(
     number("REACH", "series", (0, MOST)),  # the size of errors of step 1
     Part("COUNTS", COUNTS),
     number("LAGS", "series twice"),  # values twice, so that the last ones are contiguous
-    number("BASE", "horizon series"),  # a ring of values, and whether they were observed
-    Part("THERE", np.bool_, ("horizon", "series")),
-    number("MADE", "horizon series horizon"),  # a ring of forecasts, and of the quantiles of their
-    number("ENDS", "horizon kinds levels series horizon"),  # errors as they were issued
-    whole("JUDGED", "series judged"),  # values observed, and errors of each step
+    number("BASE", "horizon series"),  # rings of values, of forecasts, and of the quantiles of their errors
+    number("MADE", "horizon series horizon"),
+    number("ENDS", f"horizon kinds {len(LEVELS)} series horizon"),
+    whole("BEGAN", "series", (-1, None), start=-1),  # the row of the first value, or -1
+    whole("JUDGED", "series horizon"),  # numbers of errors
     # Of errors without and, where there are exogenous inputs, with what they explain: recent absolute errors, and
     # quantiles in units of these.
     number("SIZE", "kinds series horizon", (0, MOST)),
-    number("QUANTILES", "kinds levels series horizon", (-1e6, 1e6)),
+    number("QUANTILES", f"kinds {len(LEVELS)} series horizon", (-1e6, 1e6)),
     number("BY_PHASE", "series phases", (0, MOST), start=1.0),  # these sizes at each place of the first season over all
     number("EXTENT", "2 series"),  # the least and the largest value observed
     # How many values in a row were implausible, and how much oftener the next value confirmed such a one than not.
@@ -277,7 +276,6 @@ shared = Group(
     number("EVENT", "series phases", (-1e210, 1e210)),  # how far it was off, at each place of the first season
     sizes={
         "twice": lambda sizes: 2 * sizes["recent"],
-        "judged": lambda sizes: 1 + sizes["horizon"],
         "kinds": lambda sizes: 1 + (sizes["exogenous"] > 0),
         "phases": lambda sizes: sizes["longest"] + 1,
     },

@@ -21,7 +21,7 @@ from sepsa.forecast.kernels.heads import (
     learn_inputs,
     learn_targets,
 )
-from sepsa.forecast.kernels.parts import fixed, given, row, shared, size, stack
+from sepsa.forecast.kernels.parts import LEVELS, MOVES, fixed, given, row, shared, size, stack
 
 FAR_ERRORS = 30.0  # typical errors of step 1 beyond which a value is implausible
 LARGEST_VALUE = 1e6  # to which standardized values of the first rows are bounded
@@ -53,8 +53,8 @@ def accept(model, i, t, now):
     no head learns it.
     """
     z, there = row.views("Z THERE", model)
-    made, base, mean, scale, extent, reach, strange, odd, event, judged = shared.views(
-        "MADE BASE MEAN SCALE EXTENT REACH STRANGE ODD EVENT JUDGED", model
+    made, base, mean, scale, extent, reach, strange, odd, event, began = shared.views(
+        "MADE BASE MEAN SCALE EXTENT REACH STRANGE ODD EVENT BEGAN", model
     )
     slot = phase_of(model, 0)
     least = 0.01  # typical error that is presumed, in standard deviations
@@ -69,7 +69,7 @@ def accept(model, i, t, now):
             guess = made[at, j, 0] + explain(model, j, 0, made[at, j, 0], base[at, j], t, now)
         there[j], followed = not math.isnan(y[j]), False
         if there[j]:
-            if judged[j, 0] > 0 and extent[0, j] == 0.0 == extent[1, j] and y[j] != mean[j]:
+            if began[j] >= 0 and extent[0, j] == 0.0 == extent[1, j] and y[j] != mean[j]:
                 scale[j] = abs(y[j] - mean[j])  # the first value of a series that was constant
             z[j] = (y[j] - mean[j]) / scale[j]
             off, far = z[j] - guess, FAR_ERRORS * max(reach[j], least)
@@ -100,13 +100,14 @@ def accept(model, i, t, now):
                 rate = max(1.0 - RECENT, 1.0 / (t + 1))
                 reach[j] = math.sqrt(reach[j] ** 2 + rate * (off * off - reach[j] ** 2))
         if there[j]:
+            began[j] = t if began[j] < 0 else began[j]
             extent[0, j], extent[1, j] = min(extent[0, j], z[j]), max(extent[1, j], z[j])
         elif not followed:
             z[j] = min(max(guess, extent[0, j]), extent[1, j])
 
 
 @called
-def follow_quantiles(quantiles, ends, levels, steps, share, e):
+def follow_quantiles(quantiles, ends, share, e):
     """Move the quantiles of the errors of a step by the error e of a forecast, which had these ends beside it.
 
     A quantile moves as its level would by a fixed rate, if errors were normal: the farther out, the farther. Whatever
@@ -115,9 +116,9 @@ def follow_quantiles(quantiles, ends, levels, steps, share, e):
     """
     if ends[0] == ends[-1]:
         return
-    for v in range(levels.size):
-        quantiles[v] += steps[v] * share * (levels[v] if e > ends[v] else levels[v] - 1.0)
-    for v in range(1, levels.size):
+    for v in range(len(LEVELS)):
+        quantiles[v] += MOVES[v] * share * (LEVELS[v] if e > ends[v] else LEVELS[v] - 1.0)
+    for v in range(1, len(LEVELS)):
         quantiles[v] = max(quantiles[v], quantiles[v - 1])
 
 
@@ -127,16 +128,12 @@ def judge(model, t, now):
 
     A forecast that was made before the first value of its series has no error.
     """
-    levels, steps = fixed.views("LEVELS STEPS", model)
-    z, there, since, missed = row.views("Z THERE SINCE OFF", model)
-    made, base, ends, judged, typical, quantiles, was_there, by_phase = shared.views(
-        "MADE BASE ENDS JUDGED SIZE QUANTILES THERE BY_PHASE", model
+    z, there, missed = row.views("Z THERE OFF", model)
+    made, base, ends, began, judged, typical, quantiles, by_phase = shared.views(
+        "MADE BASE ENDS BEGAN JUDGED SIZE QUANTILES BY_PHASE", model
     )
     H, kinds, first = size.horizon(model), size.kinds(model), input_gains(model)
     known, slot, season = given.CALL(model).known != 0 and kinds > 1, phase_of(model, 0), fixed.PERIODS(model)
-    for j in range(z.size):
-        judged[j, 0] += there[j]
-        since[j] = 1
     for h in range(min(t, H)):
         at = (t - h - 1) % H
         far, share = (1.0 - RECENT) / (1.0 + h / OVERLAP), 1.0 / math.sqrt(1.0 + h)
@@ -149,39 +146,32 @@ def judge(model, t, now):
                 explained -= explain(model, j, h, made[at, j, h], base[at, j], t, now)
                 learn_explained(model, j, h, first, t, e)
             missed[j, h] = explained if known else e
-            before = since[j]
-            since[j] += was_there[at, j]
-            if judged[j, 0] <= before:
+            if t - h - 1 < began[j]:
                 continue
-            judged[j, h + 1] += 1
+            judged[j, h] += 1
             for kind in range(kinds):
                 off = explained if kind else e
-                follow_quantiles(quantiles[kind, :, j, h], ends[at, kind, :, j, h], levels, steps, share, off)
+                follow_quantiles(quantiles[kind, :, j, h], ends[at, kind, :, j, h], share, off)
                 if kind == known and season.size > 0:
                     size_here = ratio(abs(off), typical[kind, j, h])
                     by_phase[j, slot] += PHASE_RATE / min(t, H) * (size_here - by_phase[j, slot])
-                typical[kind, j, h] += max(far, 1.0 / judged[j, h + 1]) * (abs(off) - typical[kind, j, h])
+                typical[kind, j, h] += max(far, 1.0 / judged[j, h]) * (abs(off) - typical[kind, j, h])
     for j in range(z.size):
         if there[j]:
             learn_seasonal_change(model, j, first, t, now)
 
 
 @called
-def publish(model):
-    """Bound the forecasts of the last row, and store the quantiles of their errors as they are issued."""
-    limits, at = fixed.LIMITS(model), shared.COUNTS(model).rows % size.horizon(model)
-    quantiles, made, ends, mean, scale, typical, by_phase = shared.views(
-        "QUANTILES MADE ENDS MEAN SCALE SIZE BY_PHASE", model
-    )
-    made, ends = made[at], ends[at]
-    for j in range(made.shape[0]):
-        low, high = (limits[0] - mean[j]) / scale[j], (limits[1] - mean[j]) / scale[j]
-        for h in range(made.shape[1]):
-            made[j, h] = min(max(made[j, h], low), high)
+def issue(model, t):
+    """Store the quantiles of the errors of the forecasts that are made after row t."""
+    quantiles, ends, typical, by_phase = shared.views("QUANTILES ENDS SIZE BY_PHASE", model)
+    kinds, levels, series, H = quantiles.shape
+    for j in range(series):
+        for h in range(H):
             spread = min(max(by_phase[j, phase_of(model, h + 1)], 0.1), 10.0)
-            for kind in range(typical.shape[0]):
-                for v in range(quantiles.shape[1]):
-                    ends[kind, v, j, h] = quantiles[kind, v, j, h] * typical[kind, j, h] * spread
+            for kind in range(kinds):
+                for v in range(levels):
+                    ends[t % H, kind, v, j, h] = quantiles[kind, v, j, h] * typical[kind, j, h] * spread
 
 
 @called
@@ -192,23 +182,23 @@ def tell(model, i, t, now):
     value is known has no forecast.
     """
     limits, call = fixed.LIMITS(model), given.CALL(model)
-    judged, made, base, ends, mean, scale = shared.views("JUDGED MADE BASE ENDS MEAN SCALE", model)
-    at, levels, out = t % size.horizon(model), size.levels(model), max(i, 0)
+    began, judged, made, base, ends, mean, scale = shared.views("BEGAN JUDGED MADE BASE ENDS MEAN SCALE", model)
+    at, out, levels = t % size.horizon(model), max(i, 0), len(LEVELS) if call.intervals else 0
     for h in range(size.horizon(model)):
         explained = i + 1 + h < call.ahead and size.kinds(model) > 1
         if explained:
             look(model, i, t, h + 1)
         for j in range(size.series(model)):
-            center = made[at, j, h]
+            center, kind = made[at, j, h], 1 if explained else 0
             if explained:
                 center += explain(model, j, h, made[at, j, h], base[at, j], t + h + 1, now + h + 1)
             told = min(max(mean[j] + scale[j] * center, limits[0]), limits[1])
-            given.OUT(model)[out, j, h] = told if judged[j, 0] > 0 else math.nan
-            for v in range(levels if call.intervals else 0):
-                end = mean[j] + scale[j] * (center + ends[at, 1 if explained else 0, v, j, h])
+            given.OUT(model)[out, j, h] = told if began[j] >= 0 else math.nan
+            for v in range(levels):
+                end = mean[j] + scale[j] * (center + ends[at, kind, v, j, h])
                 given.OUT_QUANTILES(model)[out, v, j, h] = min(max(end, limits[0]), limits[1])
-            if call.intervals:
-                given.OUT_QUANTILES(model)[out, levels, j, h] = judged[j, h + 1]
+            if levels:
+                given.OUT_QUANTILES(model)[out, levels, j, h] = judged[j, h]
 
 
 @called
@@ -242,8 +232,8 @@ def gather_common(model):
 @kernel
 def learn(model, rows):
     """Learn rows Y with exogenous inputs E in order; OUT gets the forecasts made after each, OUT_QUANTILES theirs."""
-    z, there = row.views("Z THERE", model)
-    base, was_there, last, mean, scale = shared.views("BASE THERE LAST MEAN SCALE", model)
+    z = row.Z(model)
+    base, last, mean, scale = shared.views("BASE LAST MEAN SCALE", model)
     counts = shared.COUNTS(model)
     n, H = size.recent(model), size.horizon(model)
     for i in range(rows):
@@ -257,14 +247,14 @@ def learn(model, rows):
         learn_stack(model, t, now)
         follow_candidates(model, t, now)
         for j in range(z.size):
-            base[t % H, j], was_there[t % H, j], last[j] = z[j], there[j], mean[j] + scale[j] * z[j]
+            base[t % H, j], last[j] = z[j], mean[j] + scale[j] * z[j]
         smooth(model, t)
         follow_seasons(model, t)
         gather_common(model)
         learn_inputs(model, t, now)
         forecast_by_heads(model, t)
         choose(model, t, now)
-        publish(model)
+        issue(model, t)
         tell(model, i, t, now)
         follow_inputs(model, i, t)
         counts.rows += 1
