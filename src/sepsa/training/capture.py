@@ -108,8 +108,8 @@ def capture(
         )
     check_optimizer(optimizer)
     ranks = None if observer is None else observer.ranks
-    group = None if ranks is None else exchange.capture_group(model, ranks.setting, ranks.sharded)
-    return GraphStep(model, optimizer, inputs, targets, loss_fn, observer, compile, group)
+    process_group = None if ranks is None else exchange.capture_group(model, ranks.setting, ranks.sharded)
+    return GraphStep(model, optimizer, inputs, targets, loss_fn, observer, compile, process_group)
 
 
 def check_optimizer(optimizer: Optimizer) -> None:
@@ -165,12 +165,12 @@ class GraphStep:
         loss_fn: Loss,
         observer: Observer | None,
         compile: bool | None,
-        group: Any = None,
+        process_group: Any = None,
     ) -> None:
-        self.compile, self.group = compile, group
-        if group is not None and observer is not None:
-            exchange.broadcast_first(group, (*model.parameters(), *model.buffers()))
-            observer.ranks.start_together(group)
+        self.compile, self.process_group = compile, process_group
+        if process_group is not None and observer is not None:
+            exchange.broadcast_first(process_group, (*model.parameters(), *model.buffers()))
+            observer.ranks.start_together(process_group)
         self.model, self.optimizer, self.loss_fn, self.observer = model, optimizer, loss_fn, observer
         self.solver = None if observer is None else cast(Capturable, observer.solver)
         self.inputs, self.targets = torch.zeros_like(inputs), torch.zeros_like(targets)
@@ -230,7 +230,7 @@ class GraphStep:
 
     def _rows(self, order: Tensor, observer: Observer) -> int:
         """How many rows of all ranks the head learns in a step."""
-        ranks = 1 if self.group is None else exchange.size_of(self.group)
+        ranks = 1 if self.process_group is None else exchange.size_of(self.process_group)
         return ranks * order.shape[1] * observer.rows_per_sample
 
     def _run(self, inputs: Tensor, targets: Tensor, order: Tensor) -> None:
@@ -243,9 +243,9 @@ class GraphStep:
                         "a scheduler change the rate alone, as by cycle_momentum=False"
                     )
         while len(order):
-            head = self._prepare(inputs, targets)
+            fixed = self._prepare()
             count = self._replays(order) or len(order)
-            self._replay(inputs, targets, order[:count], head)
+            self._replay(inputs, targets, order[:count], fixed)
             order = order[count:]
 
     def _replays(self, order: Tensor) -> int | None:
@@ -255,12 +255,12 @@ class GraphStep:
         steps: int | None = cast(Any, self.solver).replays(self._rows(order, self.observer))
         return steps
 
-    def _replay(self, inputs: Tensor, targets: Tensor, order: Tensor, head: Hashable) -> None:
-        key = (inputs.data_ptr(), targets.data_ptr(), order.shape[1], *self._fixed(), head)
+    def _replay(self, inputs: Tensor, targets: Tensor, order: Tensor, fixed: tuple[Hashable, ...]) -> None:
+        key = (inputs.data_ptr(), targets.data_ptr(), order.shape[1], *fixed)
         graphs = self._graphs.get(key)
         if graphs is None:
-            if self.group is not None:
-                exchange.check_same(self.group, "order's batch size", order.shape[1], inputs.device)
+            if self.process_group is not None:
+                exchange.check_same(self.process_group, "order's batch size", order.shape[1], inputs.device)
             graphs = self._graphs[key] = DataSetGraphs(self, inputs, targets, order.shape[1])
         graphs.run(order)
 
@@ -268,16 +268,12 @@ class GraphStep:
     def skipped(self) -> int:
         return int(self._skipped)
 
-    def _prepare(self, inputs: Tensor, targets: Tensor) -> Hashable:
+    def _prepare(self) -> tuple[Hashable, ...]:
+        """Prepare the solver. Returns what a graph fixes when it is recorded: there is one graph for each value."""
         if self.observer is None or self.solver is None:
-            return None
-        if self.observer.is_frozen():
-            return "frozen"
-        return self.solver.prepare_capture()
-
-    def _fixed(self) -> tuple[Hashable, ...]:
-        """The settings that a graph fixes when it is recorded: there is one graph for each value of them."""
-        return None if self.observer is None else self.observer.head_fraction, self.model.training
+            return (self.model.training,)
+        head = "frozen" if self.observer.is_frozen() else self.solver.prepare_capture()
+        return self.model.training, self.observer.head_fraction, head
 
     def iterate(self, inputs: Tensor, targets: Tensor, rows: Tensor) -> None:
         """Run one iteration without a host synchronization. A batch whose loss is not finite changes nothing.
@@ -290,7 +286,7 @@ class GraphStep:
             loss, *flags = body.forward(inputs, targets)
         else:
             observation = Observation(self.observer, targets)
-            observation.captured, observation.group, observation.samples = True, self.group, len(inputs)
+            observation.captured, observation.group, observation.samples = True, self.process_group, len(inputs)
             with observation:
                 loss, *flags = body.forward(inputs, targets)
             if observation.finite is not None:
@@ -301,9 +297,9 @@ class GraphStep:
                 with torch.cuda.stream(self.finish_stream):
                     self.solver.finish_captured()
         loss.backward(self._one.to(loss.dtype).expand_as(loss))  # type: ignore[no-untyped-call]
-        if self.group is not None:
-            exchange.average_gradients(self.group, self.model.parameters())
-            flags = [exchange.on_all_ranks(self.group, reduce(torch.logical_and, flags))]
+        if self.process_group is not None:
+            exchange.average_gradients(self.process_group, self.model.parameters())
+            flags = [exchange.on_all_ranks(self.process_group, reduce(torch.logical_and, flags))]
         body.step(loss.detach(), flags)
         self._clear_gradients()  # an eager step after this one would add to them
         if finishes:

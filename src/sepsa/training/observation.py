@@ -199,7 +199,6 @@ class Observation:
             self.learn_rows(features)
             return
         except Exception as error:
-            self.batch(features).check_dense()
             if self.observed is not None or not isinstance(error, ValueError) or not self.find_observed(features):
                 raise
         observer.expects_missing = True

@@ -288,7 +288,7 @@ class SepSA(Optimizer, Generic[S]):
                     parameter.grad = gradient
                 raise
             self.zero_grad()
-        if self._repeats is not None and self._repeats.due():
+        if self._repeats is not None and self._repeats.compares_next():
             self._repeats.compare(inputs, targets)
             self._warn_of_repeats()
         return loss.detach()

@@ -24,14 +24,14 @@ class Repeats:
         self.hook: RemovableHandle | None = None
         self.unseen = 0  # passes in a row that did not call the hook
 
-    def due(self) -> bool:
+    def compares_next(self) -> bool:
         """Whether this call is compared; counts the call."""
         self.calls += 1
         return not self.calls % EVERY or len(self.first) < WATCHED
 
     def watch(self, model: nn.Module, targets: Any) -> None:
         """Compare the first argument of the model's next forward pass, where that is due, by a hook for this pass."""
-        if not self.due():
+        if not self.compares_next():
             return
         if self.hook is not None:  # a compiled model, or a pass through a part of it
             self.hook.remove()

@@ -30,6 +30,8 @@ def observed_rows(features: Tensor, targets: Tensor, partial: bool = False) -> T
     A row with some outputs observed and others not is refused, because one curvature serves all outputs of a head,
     unless the solver learns from `partial` targets.
     """
+    if any(v.layout is not torch.strided or v.is_nested or v.is_quantized for v in (features, targets)):
+        return None  # the solver raises an error
     n = features.numel() // max(1, features.shape[-1])
     if not targets.numel() or targets.numel() % max(n, 1):
         return None
@@ -71,20 +73,6 @@ class Batch(NamedTuple):
     targets: Tensor
     weight: Tensor | None
     observed: Tensor | None  # None: all
-
-    def check_dense(self) -> None:
-        """Raise an error for what is no tensor, or a tensor that cannot be indexed by rows."""
-        for name, value in (("features", self.features), ("targets", self.targets), ("sample_weight", self.weight)):
-            if not isinstance(value, (Tensor, type(None))):
-                raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
-            if value is None or (value.layout is torch.strided and not (value.is_nested or value.is_quantized)):
-                continue
-            cure = f"{value.layout}: call {name}.to_dense()"
-            if value.is_nested:
-                cure = "a nested one: pad it, with sample_weight 0 for padding"
-            elif value.is_quantized:
-                cure = f"{value.dtype}: call {name}.dequantize()"
-            raise TypeError(f"{name} must be a dense tensor, got {cure}")
 
     def check(self, head: nn.Linear, partial: bool, per_output_weight: bool) -> None:
         """Raise an error for samples that cannot be indexed by rows; the solver checks integer targets."""
