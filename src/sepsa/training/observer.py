@@ -82,13 +82,15 @@ class Observer:
         self.normalizations = [module for module in self.model.modules() if hasattr(module, "track_running_stats")]
         head = {id(parameter) for parameter in self.head.parameters()}
         self.body = [parameter for parameter in self.model.parameters() if id(parameter) not in head]
-        for module in self.model.modules():
+        for module in (self.head, *self.model.modules()):
             for key, hook in hooks_of(module):
-                if hook.number not in _observers:  # that are gone, or copied with the model
+                if module is self.head or hook.number not in _observers:  # that are gone, or copied with the model
                     del pre_hooks_of(module)[key]
+        if HeadHook.in_eager is HeadHook.learn_now:  # here because it takes a second, which import would pay
+            HeadHook.in_eager = torch.compiler.disable(HeadHook.learn_now)  # type: ignore[no-untyped-call]
         self.hook = HeadHook(self.name, next(_numbers))
         _observers[self.hook.number] = self
-        self.hook_key = self.hook.register(self.head)
+        self.hook_key = self.head.register_forward_pre_hook(self.hook.learn_first).id
 
     def detach(self) -> None:
         """Remove the hook."""
@@ -190,13 +192,8 @@ class Observer:
 
     # ------------------------------------------------------------------ copies
 
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"generator": self.generator.get_state()}
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self.generator = torch.Generator()
-        self.generator.set_state(state["generator"])
         self.attach()
 
 
@@ -271,14 +268,6 @@ class HeadHook:
         """The pass to which a call in this thread belongs, if any."""
         now = self.current
         return None if now is None or now.learning or now.thread != get_ident() else now
-
-    def register(self, head: nn.Linear) -> int:
-        """Put this hook on the head, in place of all others of its kind. Returns its key among the head's hooks."""
-        if HeadHook.in_eager is HeadHook.learn_now:  # here because it takes a second, which import would pay
-            HeadHook.in_eager = torch.compiler.disable(HeadHook.learn_now)  # type: ignore[no-untyped-call]
-        for key, _ in hooks_of(head):
-            del pre_hooks_of(head)[key]
-        return head.register_forward_pre_hook(self.learn_first).id
 
     def __reduce__(self) -> tuple[type[HeadHook], tuple[()]]:
         return HeadHook, ()
