@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sepsa.forecast.calendar import Calendar
-from sepsa.forecast.clock import HISTORY, Clock, Place
+from sepsa.forecast.clock import Clock
 from sepsa.forecast.model import KNOWN, Settings, interval, quantile
 from sepsa.forecast.rows import (
     ONLY,
@@ -26,8 +25,8 @@ from sepsa.forecast.rows import (
     read_values,
 )
 from sepsa.forecast.seasons import check_seasons
-from sepsa.forecast.times import Moments, Time, Times, read_times
-from sepsa.forecast.window import IMAGINED, MOST_LAGS, Window
+from sepsa.forecast.times import Time, Times, read_times
+from sepsa.forecast.window import MOST_LAGS, Window
 from sepsa.interrupt import DeferredInterrupt, locked, new_lock
 from sepsa.learner.arithmetic.robust import HUGE
 from sepsa.learner.memory.parts import Floats
@@ -146,28 +145,17 @@ class SepSAForecaster(Saves):
         self._flat = True
         self._frame = ""  # "pandas" or "polars" where rows came in its frames
         self._column = ""  # the column of the first frame that had the times
-        self._clock = Clock(self.step)
-        self._window = self._new_window()
-        self._waiting: list[tuple[Floats, Floats]] = []  # rows after a leap in time
-        self._refused = 0
+        self._window = self._new_window(0, 0)
 
-    def _new_window(self) -> Window:
-        """A window for the series and inputs that are named."""
-        settings = Settings(
-            len(self._names or ()),
-            len(self._inputs),
-            self.horizon,
-            self.lags,
-            self.seasons,
-            tuple(map(float, self.forgetting)),
-            self.ridge,
-            self.known_ahead,
-            self._limits,
-            self.every,
-            self.start,
-            self.seed,
-        )
-        return Window(settings, self._clock)
+    def _new_window(self, series: int, inputs: int) -> Window:
+        """A window for so many series and inputs."""
+        forgetting = tuple(map(float, self.forgetting))
+        options = self.get_params() | {"forgetting": forgetting, "bounds": self._limits}
+        return Window(Settings(series, inputs, **options))
+
+    @property
+    def _clock(self) -> Clock:
+        return self._window.clock
 
     @property
     def _model(self) -> Any:
@@ -231,7 +219,7 @@ class SepSAForecaster(Saves):
     @property
     def refused_(self) -> int:
         """The number of rows whose time leapt ahead and was not confirmed by the rows after them."""
-        return self._refused
+        return self._window.refused
 
     @property
     def seasons_(self) -> tuple[float, ...]:
@@ -394,91 +382,32 @@ class SepSAForecaster(Saves):
     ) -> tuple[Floats, Floats]:
         """Learn rows; returns the forecasts made after each (n, m, H), and their quantiles (n, levels, m, H).
 
-        There are none where `tell` is 0, and no quantiles where it is 1. An object beside this one learns them, and
-        this one becomes it: an error changes nothing.
+        There are none where `tell` is 0, and no quantiles where it is 1. An error changes nothing.
         """
-        other, plan = self._beside(table, inputs)
-        clock, Y = other._clock, table.values
-        alone = plan is None or all(one.gaps == (0,) and one.points is None and not one.dropped for one in plan)
-        other._window = other._window.begun(fit, len(Y) if alone else None)
+        Y = table.values
         shape = Y.shape[1], self.horizon
         made = np.full((len(Y) if tell else 0, *shape), np.nan)
         quantiles = np.full((len(Y) if tell > 1 else 0, KNOWN, *shape), np.nan)
-        if plan is None:
-            clock.proceed(len(Y))
-            other._window.learn(Y, E, made, quantiles, ahead)
-        else:
-            other._follow(plan, Y, E, made, quantiles, ahead)
-        found = other._window.finish()
-        if other.rows >= HISTORY:
-            clock.first = []
-        vars(self).update(vars(other))
-        for series, point, what in found:
-            at = f"row {point}" if clock.last is None else clock.ahead(point - clock.last)
-            of = "" if self._flat else f" of {(self._names or ())[series]!r}"
-            warnings.warn(
+        window = self._window_of(table, inputs)
+        window, said = window.learned(Y, E, table.times, made, quantiles, ahead, fit)
+        if self._names is None:
+            self._names, self._inputs, self._flat = table.names, inputs, table.names == [ONLY]
+            self._frame, self._column = table.frame, table.clock
+        self._window = window
+        for series, point, what in window.found:
+            at = f"row {point}" if self._clock.last is None else self._clock.ahead(point - self._clock.last)
+            of = "" if self._flat else f" of {self._names[series]!r}"
+            said += [
                 f"y{of} up to {at}: {what}: if their unit has changed, call fit with all rows in one unit; if they are "
-                "wrong, call fit with NaN in their place",
-                stacklevel=3,
-            )
-        for place in plan or ():
-            if place.dropped:
-                warnings.warn(
-                    f"{place.dropped} row(s) with a time far ahead were left out, as the rows after them have earlier "
-                    "times",
-                    stacklevel=3,
-                )
+                "wrong, call fit with NaN in their place"
+            ]
+        for text in said:
+            warnings.warn(text, stacklevel=3)
         return made, quantiles
 
-    def _beside(self, table: Table, inputs: list[Hashable]) -> tuple[Self, list[Place] | None]:
-        """Another object with the same attributes that can learn a table, and where its rows go; None without times."""
-        other = type(self).__new__(type(self))
-        vars(other).update(vars(self))
-        clock = other._clock = self._clock.copy()
-        plan = None if table.times is None else other._plan(clock, table.times)
-        if self._names is None:
-            other._names, other._inputs, other._flat = table.names, inputs, table.names == [ONLY]
-            other._frame, other._column = table.frame, table.clock
-            other._window = other._new_window()
-        return other, plan
-
-    def _plan(self, clock: Clock, moments: Moments) -> list[Place]:
-        """Where the rows of these times go; an error before anything has changed."""
-        clock.begin(moments)
-        clock.check_numbers(moments.seconds)
-        clock.check_order(moments.seconds)
-        rows, plan = self.rows, []
-        for at in moments.seconds.tolist():
-            place = clock.place(at, rows)
-            if place.points is not None:
-                rows = int(np.ptp(place.points)) + 1
-            rows += sum(min(gap, IMAGINED) + 1 for gap in place.gaps)
-            plan.append(place)
-        return plan
-
-    def _follow(self, plan: list[Place], Y: Floats, E: Floats, made: Floats, quantiles: Floats, ahead: bool) -> None:
-        """Learn rows at their places, as `Window.learn` does."""
-        window, i = self._window, 0
-        while i < len(Y):
-            place, end = plan[i], i + 1
-            if place.dropped:
-                self._refused += place.dropped
-                self._waiting = []
-            if place.grid is not None:
-                window.calendar = window.calendar._replace(grid=place.grid)
-            if place.points is not None:
-                window.regrid(place.points - place.points[0], int(place.points[0]))
-            if not place.gaps:
-                self._waiting = [*self._waiting, (Y[i].copy(), E[i].copy())]
-            else:
-                for (y, e), gap in zip(self._waiting, place.gaps, strict=False):
-                    window.learn_spaced(y[None], e[None], [gap], made[:0], quantiles[:0], ahead)
-                self._waiting = []
-                while end < len(Y) and plain(plan[end]):
-                    end += 1
-                gaps = [one.gaps[-1] for one in plan[i:end]]
-                window.learn_spaced(Y[i:end], E[i:end], gaps, made[i:end], quantiles[i:end], ahead)
-            i = end
+    def _window_of(self, table: Table, inputs: list[Hashable]) -> Window:
+        """The window that learns a table."""
+        return self._window if self._names is not None else self._new_window(len(table.names), len(inputs))
 
     # ------------------------------------------------------------------ forecasts
 
@@ -625,8 +554,7 @@ class SepSAForecaster(Saves):
     def _check(self, y: ArrayLike, X: ArrayLike | None = None, *, times: Times | None = None) -> None:
         """Raise the error that `update` raises for these rows; nothing changes."""
         table, _, inputs = self._read(y, X, times)
-        other, _ = self._beside(table, inputs)
-        other._window.check(other._clock)
+        self._window_of(table, inputs).check(table.times)
 
     @overload
     def predict(self, horizon: int | None = None, X: ArrayLike | None = None) -> Floats: ...
@@ -724,12 +652,7 @@ class SepSAForecaster(Saves):
             "inputs": [pack_label(name) for name in self._inputs],
             "frame": self._frame,
             "column": self._column,
-            "clock": self._clock.state_dict(),
-            "waiting": np.array([np.concatenate(row) for row in self._waiting]).reshape(
-                len(self._waiting), len(self._names or ()) + len(self._inputs)
-            ),
-            "refused": self._refused,
-            **self._window.state_dict(settled=not self._clock.first),
+            **self._window.state_dict(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -753,17 +676,10 @@ class SepSAForecaster(Saves):
         self._inputs = list(unpack_labels(new, "inputs"))
         self._frame = new["frame"] if new["frame"] in ("pandas", "polars") else ""
         self._column, self._flat = str(new["column"]), self._names in (None, [ONLY])
-        self._refused = new.integer("refused")
-        self._clock.load_state_dict(new["clock"])
-        m, q = len(self._names or ()), len(self._inputs)
-        if new["model"] is not None and not m:
+        if new["model"] is not None and not self._names:
             raise new.damaged("names", "names of series", new["names"])
-        self._window = self._new_window()
-        self._window.calendar = Calendar(self._clock.grid, self._clock.dated, self._clock.zone)
-        self._window.load(new, len(self._clock.first))
-        rows = len(self._clock.waiting)
-        waiting = new.array("waiting", (rows, m + q), missing=True)
-        self._waiting = [(row[:m], row[m:]) for row in waiting]
+        self._window = self._new_window(len(self._names or ()), len(self._inputs))
+        self._window.load(new)
 
     def __getstate__(self) -> dict[str, Any]:
         return stamp({"parameters": self._get_params(), "state": self.state_dict()})
@@ -782,11 +698,6 @@ def plain_values(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options as plain data: sequences are lists."""
     sequences = ("seasons", "forgetting", "bounds")
     return {k: list(v) if k in sequences and not isinstance(v, str) else v for k, v in options.items()}
-
-
-def plain(place: Place) -> bool:
-    """Whether a row just follows the one before, perhaps after a short gap."""
-    return len(place.gaps) == 1 and place.gaps[0] <= IMAGINED and not place.dropped and place.points is None
 
 
 def check_bounds(bounds: Any) -> tuple[float, float]:

@@ -39,6 +39,7 @@ class Settings(NamedTuple):
     every: int = 1  # rows of a block, the first of these, and the seed of their learner
     start: int = 0
     seed: int = 0
+    step: Any = None
 
     def angles(self) -> list[float]:
         """Radians a row of the sines and cosines: four pairs of a season."""

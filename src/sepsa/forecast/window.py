@@ -1,4 +1,4 @@
-"""The first rows of series, which a model learns again while its scales and seasons are found, and that model."""
+"""Rows on a grid of times: gaps, leaps, and the first ones, which are learned again while scales are found."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from sepsa.forecast.calendar import Calendar
-from sepsa.forecast.clock import HISTORY, SETTLED, Clock
+from sepsa.forecast.clock import HISTORY, SETTLED, Clock, Place
 from sepsa.forecast.model import ForecastModel, Settings
 from sepsa.forecast.seasons import check_seasons, find_seasons
+from sepsa.forecast.times import Moments
 from sepsa.learner.memory.parts import Floats
 from sepsa.states import schema
 
@@ -20,18 +21,21 @@ MOST_LAGS = 2000
 
 
 class Window:
-    """A model of these settings, with the lags and seasons that were given or are found, and the rows so far."""
+    """The rows so far on the grid of a clock, and a model of them with the seasons that are given or found."""
 
-    def __init__(self, settings: Settings, clock: Clock) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.clock = Clock(settings.step)
+        self.calendar = Calendar(None)
         self.model: Any = None  # a ForecastModel or a BlockModel as soon as there is a row
         self.seasons: tuple[float, ...] = ()  # that the model was made for
-        self.calendar = Calendar(None, clock.dated, clock.zone)
         self.origin = 0  # the point of the first row on the grid
         self.Y: Floats = np.empty((0, settings.series))
         self.E: Floats = np.empty((0, settings.exogenous))
         self.timed: Any = np.empty(0, np.int64)  # which of the first rows had a time
         self.skipped: tuple[tuple[int, int], ...] = ()  # rows before which the seasons went on, and by how many rows
+        self.waiting: list[tuple[Floats, Floats]] = []  # rows after a leap in time
+        self.refused = 0  # of them
         self.fit = False  # whether blocks are learned together at the end of a call
         self.found: list[tuple[int, int, str]] = []  # series, point of the last row, and what is strange there
 
@@ -40,38 +44,67 @@ class Window:
         """The number of rows so far, including rows in gaps."""
         return 0 if self.model is None else int(self.model.rows)
 
-    def begun(self, fit: bool, rows: int | None) -> Window:
-        """A copy that learns so many rows, None for rows in several steps; this window stays as it is.
+    def learned(
+        self, Y: Floats, E: Floats, moments: Moments | None, made: Floats, quantiles: Floats, ahead: bool, fit: bool
+    ) -> tuple[Window, list[str]]:
+        """A window that has learned further rows as well, and what is strange in them; this one stays as it is.
 
-        They share a model where one call of it, which cannot fail halfway, learns these rows.
+        `made` (n, m, H) and `quantiles` (n, KNOWN, m, H) get the forecasts after each row, unless they are empty.
         """
-        other = copy(self)
+        other, plan = self.placed(moments)
         other.fit, other.found = fit, []
-        alone = rows is not None and (self.rows >= HISTORY or self.rows + rows < 1 << self.rows.bit_length())
+        rows = len(Y) if plan is None else sum(place.gaps[-1] + 1 if plain(place) else HISTORY for place in plan)
+        # They share a model where one call of it, which cannot fail halfway, learns these rows.
+        alone = plan is None or all(map(plain, plan))
+        alone = alone and (self.rows >= HISTORY or self.rows + rows < 1 << self.rows.bit_length())
         if self.model is not None and not (alone and self.settings.every == 1):
             other.model = self.model.copy(other.found)
-        return other
-
-    def finish(self) -> list[tuple[int, int, str]]:
-        """Let blocks that `fit` has collected be learned; returns what was strange."""
+        if plan is None:
+            other.clock.proceed(len(Y))
+            other.learn(Y, E, made, quantiles, ahead)
+        else:
+            other._follow(plan, Y, E, made, quantiles, ahead)
         if self.settings.every > 1:
-            self.model.finish()
-        return self.found
+            other.model.finish()
+        if other.rows >= HISTORY:
+            other.clock.first = []
+        return other, [
+            f"{place.dropped} row(s) with a time far ahead were left out, as the rows after them have earlier times"
+            for place in plan or ()
+            if place.dropped
+        ]
 
-    def check(self, clock: Clock) -> None:
-        """Raise a ValueError where the first rows cannot be learned on the grid of this clock."""
+    def placed(self, moments: Moments | None) -> tuple[Window, list[Place] | None]:
+        """A copy whose clock is after rows of these times, and where they go; an error where they cannot be learned."""
+        other = copy(self)
+        clock = other.clock = self.clock.copy()
+        if moments is None:
+            return other, None
+        clock.begin(moments)
+        clock.check_numbers(moments.seconds)
+        clock.check_order(moments.seconds)
+        rows, plan = self.rows, []
+        for at in moments.seconds.tolist():
+            place = clock.place(at, rows)
+            if place.points is not None:
+                rows = int(np.ptp(place.points)) + 1
+            rows += sum(min(gap, IMAGINED) + 1 for gap in place.gaps)
+            plan.append(place)
+        other.calendar = Calendar(None, clock.dated, clock.zone)
+        return other, plan
+
+    def check(self, moments: Moments | None) -> None:
+        """Raise a ValueError where rows of these times cannot be learned."""
+        other, _ = self.placed(moments)
         if self.settings.every > 1 and self.model is None:
-            self.calendar = Calendar(clock.grid, clock.dated, clock.zone)
-            self.seasons = self._found(0)
-            self._new_model()
+            other.calendar = other.calendar._replace(grid=other.clock.grid)
+            other.seasons = other._found(0)
+            other._new_model()
 
     # ------------------------------------------------------------------ rows
 
     def learn(self, Y: Floats, E: Floats, made: Floats, quantiles: Floats, ahead: bool) -> None:
-        """Learn rows of the grid; in the warm-up all are learned again whenever their number is a power of two.
-
-        `made` (n, m, H) and `quantiles` (n, KNOWN, m, H) get the forecasts after each row, unless they are empty.
-        """
+        """Learn rows of the grid; in the warm-up all are learned again whenever their number is a power of two."""
         at = 0
         while at < len(Y):
             before = self.rows
@@ -88,6 +121,29 @@ class Window:
             at = stop
         if self.rows >= HISTORY and len(self.Y):
             self.Y, self.E, self.timed, self.skipped = self.Y[:0], self.E[:0], self.timed[:0], ()
+
+    def _follow(self, plan: list[Place], Y: Floats, E: Floats, made: Floats, quantiles: Floats, ahead: bool) -> None:
+        """Learn rows at their places, as `learn` does."""
+        i = 0
+        while i < len(Y):
+            place, end = plan[i], i + 1
+            if place.dropped:
+                self.refused += place.dropped
+                self.waiting = []
+            self.calendar = self.calendar._replace(grid=place.grid)
+            if place.points is not None:
+                self.regrid(place.points - place.points[0], int(place.points[0]))
+            if not place.gaps:
+                self.waiting = [*self.waiting, (Y[i].copy(), E[i].copy())]
+            else:
+                for (y, e), gap in zip(self.waiting, place.gaps, strict=False):
+                    self.learn_spaced(y[None], e[None], [gap], made[:0], quantiles[:0], ahead)
+                self.waiting = []
+                while end < len(Y) and plain(plan[end]):
+                    end += 1
+                gaps = [one.gaps[-1] for one in plan[i:end]]
+                self.learn_spaced(Y[i:end], E[i:end], gaps, made[i:end], quantiles[i:end], ahead)
+            i = end
 
     def learn_spaced(self, Y: Floats, E: Floats, gaps: list[int], made: Floats, quantiles: Floats, ahead: bool) -> None:
         """Learn rows with so many missing ones before each, as `learn` does."""
@@ -149,13 +205,17 @@ class Window:
 
     # ------------------------------------------------------------------ saving
 
-    def state_dict(self, settled: bool) -> dict[str, Any]:
-        """The state as plain data; `settled` leaves out which rows had times, which a settled grid no longer needs."""
+    def state_dict(self) -> dict[str, Any]:
+        """The state as plain data; a settled grid no longer needs which rows had times."""
+        width = self.settings.series + self.settings.exogenous
         return {
+            "clock": self.clock.state_dict(),
+            "waiting": np.array([np.concatenate(row) for row in self.waiting]).reshape(len(self.waiting), width),
+            "refused": self.refused,
             "first": {
                 "Y": self.Y,
                 "E": self.E,
-                "timed": self.timed[:0] if settled else self.timed,
+                "timed": self.timed if self.clock.first else self.timed[:0],
                 "skipped": np.array(self.skipped, np.int64).reshape(-1, 2),
             },
             "origin": self.origin,
@@ -163,9 +223,14 @@ class Window:
             "model": None if self.model is None else self.model.state_dict(),
         }
 
-    def load(self, new: schema.Entries, points: int) -> None:
-        """Load a state with so many times of first rows into this new window."""
-        self.origin = new.integer("origin", -(2**48), 2**48)
+    def load(self, new: schema.Entries) -> None:
+        """Load a state into this new window."""
+        m, clock = self.settings.series, self.clock
+        clock.load_state_dict(new["clock"])
+        self.calendar = Calendar(clock.grid, clock.dated, clock.zone)
+        waiting = new.array("waiting", (len(clock.waiting), m + self.settings.exogenous), missing=True)
+        self.waiting = [(row[:m], row[m:]) for row in waiting]
+        self.refused, self.origin = new.integer("refused"), new.integer("origin", -(2**48), 2**48)
         if new["model"] is not None:
             with schema.settings("state_dict['seasons']"):
                 self.seasons = check_seasons(new.items("seasons").numbers())
@@ -175,11 +240,16 @@ class Window:
         first = new.entries("first", {"Y", "E", "timed", "skipped"})
         self.Y = first.array("Y", (kept, self.settings.series), missing=True)
         self.E = first.array("E", (kept, self.settings.exogenous), missing=True)
-        self.timed = first.array("timed", (points,), np.int64, low=0)
+        self.timed = first.array("timed", (len(clock.first),), np.int64, low=0)
         skipped = first.array("skipped", (None, 2), np.int64, low=0)
         if (np.diff(np.append(self.timed, kept)) < 1).any() or (skipped[:, :1] > kept).any():
             raise first.damaged("timed", f"increasing numbers of {kept} rows", "others")
         self.skipped = tuple((int(at), int(rows)) for at, rows in skipped)
+
+
+def plain(place: Place) -> bool:
+    """Whether a row just follows the one before, perhaps after a short gap."""
+    return len(place.gaps) == 1 and place.gaps[0] <= IMAGINED and not place.dropped and place.points is None
 
 
 def spaced(rows: Floats, at: Any) -> Floats:
