@@ -254,8 +254,10 @@ def machine() -> Any:
 def write_object(function: Function, machine: Any, path: Path) -> str:
     """Write an object file with a kernel's native function; returns the name of that."""
     _, result = compile_kernel(function)
-    module, native = llvm.parse_bitcode(result.library._final_module.as_bitcode()), result.fndesc.mangled_name
-    for each in module.functions:
+    module, native = llvm.parse_bitcode(result.library._final_module.as_bitcode()), f"{KERNELS[function]}_native"
+    compiled = module.get_function(result.fndesc.mangled_name)
+    compiled.name, compiled.visibility = native, "hidden"  # numba's names count what was compiled before
+    for each in (*module.functions, *module.global_variables):
         if not each.is_declaration and each.name != native:
             each.linkage = "internal"
     passes = llvm.create_new_module_pass_manager()
