@@ -29,7 +29,7 @@ def new_learner(seed, **options):
 
 
 def new_mixture(seed):
-    return new_learner(seed, experts=True)
+    return new_learner(seed, body="experts")
 
 
 def fitted(X, Y, *, new=new_learner, mixture=None, early_stopping=False, together=False, threads=2, **schedule):

@@ -14,9 +14,8 @@ from reference import covariance_of
 from sepsa import RLS, NotFinite, SepSA
 from sepsa.learner.arithmetic import body
 from sepsa.learner.engine import Engine
-from sepsa.learner.engine import options as engine_options
-from sepsa.learner.engine.options import ACTIVATIONS, OPTIMIZERS
 from sepsa.learner.learner import WARM_UP, StreamLearner
+from sepsa.learner.options import ACTIVATIONS, OPTIMIZERS, EngineOptions
 
 
 class Cosine(nn.Module):
@@ -137,7 +136,7 @@ def test_the_body_as_plain_python_in_float64_equals_torch(activation, tolerance,
 
     theta, widths = parameters(), np.array(hidden)
     first, second, gradient = (np.zeros(theta.size) for _ in range(3))
-    options = SimpleNamespace(**engine_options.adam(optimizer, 3e-3, 1e-3))
+    options = SimpleNamespace(**EngineOptions(optimizer=optimizer, lr=3e-3, weight_decay=1e-3).of_kernels())
     counts = SimpleNamespace(beta1_power=1.0, beta2_power=1.0)
     mean, scale, top = np.zeros(5), np.ones(5), hidden[-1]
     for start in range(0, len(X), batch):

@@ -19,7 +19,7 @@ from sepsa.river import SepSAClassifier as RiverClassifier
 from sepsa.river import SepSARegressor as RiverRegressor
 
 OPTIONS = {"hidden": (64,), "activation": "fourier", "optimizer": "auto", "lr": 3e-3, "ridge": 10.0, "skip": True}
-OPTIONS |= {"forgetting": "auto", "loss": "huber", "experts": True}
+OPTIONS |= {"forgetting": "auto", "loss": "huber", "body": "experts"}
 seeds = st.integers(0, 2**32 - 1)
 nearest, remember, solve, weigh = neighbours.neighbours, stack.remember, stack.solve, kernels_weigh.weigh
 expand, rank_one, forget = products.expand, head.rank_one, products.forget
@@ -346,7 +346,7 @@ def test_a_state_that_points_outside_is_refused():
 def test_an_engine_has_the_experts_of_its_table():
     X, y = steps(60)
     few = tuple(expert for expert in EXPERTS if expert.name != "linear")
-    engine = Engine(4, 1, experts=True, table=few)
+    engine = Engine(4, 1, body="experts", table=few)
     engine.learn(X, y[:, None])
     copy = pickle.loads(pickle.dumps(engine))
     assert "linear" not in copy.chosen["experts"]

@@ -22,11 +22,10 @@ from sepsa.interrupt import lock_of, locked
 from sepsa.learner.arithmetic.robust import HUGE
 from sepsa.learner.columns.frame import FrameEncoder, all_numbers, as_pandas, check_numbers, in_order, is_frame
 from sepsa.learner.columns.inputs import CLASS_MEANS
-from sepsa.learner.engine.options import BODIES, body_of, of_estimator, widths
 from sepsa.learner.growth import NewInput, learn_rows
 from sepsa.learner.learner import TELL, WARM_UP, StreamLearner
 from sepsa.learner.memory.parts import Floats
-from sepsa.learner.options import Options
+from sepsa.learner.options import Options, body_of, of_estimator, widths
 from sepsa.learner.rows import dense, row_parts
 from sepsa.learner.scales import order_of_columns
 from sepsa.learner.table_fit import batch_fit
@@ -67,7 +66,6 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
 
     def _new_learner(self, inputs: int, outputs: int, seed: int, for_fit: bool = False, **more: Any) -> StreamLearner:
         """A learner with this estimator's parameters, which are checked, and more options; `for_fit` trains it."""
-        one_of("body", self.body, BODIES)
         if inputs > MOST_INPUTS:
             raise ValueError(
                 f"X must have at most {MOST_INPUTS} columns, got {inputs}: the head's state grows as their square; "
@@ -123,7 +121,7 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
         options: dict[str, Any] = {"tells": False} | ({} if even else {"loss": "squared"})
         new_learner = partial(self._new_learner, X.shape[1], Y.shape[1], for_fit=True, **options)
         result = batch_fit.fit(
-            partial(new_learner, experts=False),
+            partial(new_learner, body="fourier"),
             batch_fit.Table(X, Y, weight),
             batch_fit.Schedule(
                 passes=at_least("max_iter", self.max_iter, 1),

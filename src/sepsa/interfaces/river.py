@@ -41,7 +41,6 @@ from sepsa.interfaces.river_input import (
 )
 from sepsa.interrupt import DeferredInterrupt, locked, new_lock
 from sepsa.learner.calibration import probabilities
-from sepsa.learner.engine.options import BODIES
 from sepsa.learner.features import Features, in_columns
 from sepsa.learner.growth import Names, class_codes, indicators, learn_rows
 from sepsa.learner.learner import WARM_UP, StreamLearner
@@ -50,7 +49,6 @@ from sepsa.learner.options import RiverOptions
 from sepsa.states import schema
 from sepsa.states.objects import rebuilt_as
 from sepsa.states.plain import pack_label, unpack_labels
-from sepsa.validation import one_of
 
 
 class StreamModel(Model, RiverOptions, base.Estimator):
@@ -61,7 +59,6 @@ class StreamModel(Model, RiverOptions, base.Estimator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("body", self.body, BODIES)
         self._features = Features({}, {})
         self._outputs: Names = {}
         self._target_name: str | None = None

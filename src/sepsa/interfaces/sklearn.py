@@ -474,8 +474,10 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
             if asked or other._losses is not None:
                 forgetting = 1.0 if self.forgetting == "auto" else self.forgetting
                 losses = follow(losses, arrived(scores, seen), Y, weight, forgetting)
-            if other._losses is not None:
-                other._losses = losses[-1]
+                if other._losses is None:  # so that a call that asks goes on where another one ended, bit for bit
+                    other._learner.engine.calibration_losses[:] = losses[-1]
+                else:
+                    other._losses = losses[-1]
         self._learner.tell(len(Y))
         return scores, losses[:-1] if asked else None, known
 

@@ -1,12 +1,16 @@
-"""The parameters of scikit-learn's estimators and of River's models, each declared and described once."""
+"""The options of engines, of scikit-learn's estimators and of River's models, each declared, told and checked once.
+
+An option of `LearnerOptions` reaches the engine from every interface.
+"""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import math
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, fields
 from difflib import get_close_matches
@@ -15,14 +19,25 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sepsa.learner.engine.options import body_of
-from sepsa.validation import at_least
+from sepsa.learner.arithmetic import body
+from sepsa.learner.experts import tree_parts
+from sepsa.validation import at_least, in_range, not_negative, one_of
 
 if TYPE_CHECKING:
     from typing import Self
 
     import numpy as np
 
+
+ACTIVATIONS = {"identity": body.IDENTITY, "relu": body.RELU, "gelu": body.GELU, "fourier": body.FOURIER}
+# β1 of Adam; "auto" is Adam without momentum: a gradient is taken at a head that has moved since the last one.
+OPTIMIZERS = {"adam": 0.9, "auto": 0.0}
+LOSSES = {"huber": 1, "squared": 0, "squared_error": 0}
+BODIES = ("auto", "fourier", "experts")
+RIDGES = (10.0, 1.0, 100.0)  # the candidates where ridge is "auto"
+FORGETTINGS = (1.0, 0.999, 0.99)
+DISCOUNT = 0.99  # per row, of the losses by which heads are weighted
+POWER = 0.5  # of the likelihood in a head's weight: below 1 because errors of neighbouring rows are alike
 
 # Options that River's users and scikit-learn's users know by different names.
 PAIRS = (("hidden", "hidden_layer_sizes"), ("lr", "learning_rate"), ("seed", "random_state"))
@@ -118,6 +133,79 @@ class LearnerOptions(NamedOptions):
     """The last rows that the trees among the experts keep, at one byte for each input and about 120 more."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
+class EngineOptions(LearnerOptions):
+    """The options of an engine, which checks them."""
+
+    hidden: Sequence[int] = (50,)
+    """Widths of the hidden layers; () for a linear model."""
+
+    activation: str = "relu"
+    """Of the hidden units, one of `ACTIVATIONS`."""
+
+    optimizer: Literal["auto", "adam"] = "adam"
+    ridge: float | Literal["auto"] = 1.0
+    forgetting: float | Literal["auto"] = 1.0
+    loss: Literal["huber", "squared", "squared_error"] = "squared"
+    body: Literal["auto", "fourier", "experts"] = "fourier"
+
+    lr: float = 1e-3
+    """The body's learning rate."""
+
+    batch: int = 1
+    """Rows per step."""
+
+    skip: bool = False
+    """Whether the head sees the inputs beside the hidden units."""
+
+    standardize: bool = False
+    """Whether the network sees (x - mean) · scale."""
+
+    classes: bool = False
+    """Whether targets are indicators of classes."""
+
+    trees: int = tree_parts.TREES
+    """How many trees there are among the experts."""
+
+    def __post_init__(self) -> None:
+        one_of("activation", self.activation, ACTIVATIONS)
+        one_of("optimizer", self.optimizer, OPTIMIZERS)
+        one_of("loss", self.loss, LOSSES)
+        one_of("body", self.body, BODIES)
+        self.lr = in_range("lr", self.lr, 0.0, math.inf)
+        self.weight_decay = not_negative("weight_decay", self.weight_decay)
+        self.batch = at_least("batch", self.batch, 1)
+        self.max_rows = at_least("max_rows", self.max_rows, 64)
+        self.trees = at_least("trees", self.trees, 16)
+        self.experts = body_of(self.body, self.hidden) == "experts"
+        self.heads = candidate_heads(self.ridge, self.forgetting, self.hidden, self.skip)
+
+    def settings(self, inputs: int) -> dict[str, int]:
+        """The options that are sizes of an engine's memory, by which kernels see them."""
+        return {
+            "activation": ACTIVATIONS[self.activation],
+            "standardize": int(self.standardize),
+            "batch": self.batch,
+            "robust": LOSSES[self.loss],
+            "classes": int(self.classes),
+            "inflation": 1,
+            "room": tree_parts.room_for(0, inputs, self.max_rows) if self.experts else 0,
+            "trees": self.trees,
+            "rate": tree_parts.RATE,
+        }
+
+    def of_kernels(self) -> dict[str, float]:
+        """The options of the record `experts.frame.OPTIONS`."""
+        return {
+            "lr": self.lr,
+            "decay": self.weight_decay,
+            "beta1": OPTIMIZERS[self.optimizer],
+            "discount": DISCOUNT,
+            "power": POWER,
+            "calibration": max(keeps for _, _, keeps in self.heads),
+        }
+
+
 @dataclass(eq=False, repr=False)
 class Options(LearnerOptions):
     """The parameters of the regressor, and of the classifier but one; `fit` and `partial_fit` check them."""
@@ -191,6 +279,56 @@ class RiverOptions(LearnerOptions):
 
     def of_learner(self) -> dict[str, Any]:
         """The options of a `StreamLearner`."""
-        own = ("max_features", "body")
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in own}
-        return values | {"experts": body_of(self.body, self.hidden) == "experts"}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "max_features"}
+
+
+def of_estimator(parameters: Mapping[str, Any], for_fit: bool) -> dict[str, Any]:
+    """The options of an engine from the parameters of a scikit-learn estimator; those with other names are checked.
+
+    With `for_fit` it has one head, and rate, forgetting and batch are those of `partial_fit` after `fit`: at the rate
+    by which a new body learns, single rows would change a fitted one too much.
+    """
+    meant = {"hidden_layer_sizes": (64,), "activation": "fourier", "learning_rate": 3e-3, "batch_size": 1}
+    if for_fit:
+        meant |= {"hidden_layer_sizes": (50, 50), "activation": "gelu", "learning_rate": 1e-4}
+        meant |= {"optimizer": "adam", "ridge": 10.0, "forgetting": 1.0}
+    names = (*meant, *(each.name for each in fields(LearnerOptions)))
+    chosen = {name: parameters[name] for name in names}
+    chosen |= {name: value for name, value in meant.items() if isinstance(chosen[name], str) and chosen[name] == "auto"}
+    return {
+        "hidden": tuple(at_least("hidden_layer_sizes", width, 1) for width in widths(chosen.pop("hidden_layer_sizes"))),
+        "lr": in_range("learning_rate", chosen.pop("learning_rate"), 0.0, math.inf),
+        "batch": at_least("batch_size", chosen.pop("batch_size"), 1),
+        "skip": True,
+        "trees": tree_parts.TABLE_TREES if for_fit else tree_parts.TREES,
+        **chosen,
+    }
+
+
+def widths(sizes: int | Sequence[int]) -> Sequence[int]:
+    """The widths of hidden layers from `hidden_layer_sizes`."""
+    return sizes if isinstance(sizes, Iterable) else (sizes,)
+
+
+def body_of(body: str, hidden: Any) -> str:
+    """The body that the parameter `body` means; "auto" has experts, except for a linear model, which stays exact."""
+    linear = isinstance(hidden, Sized) and not isinstance(hidden, str) and not len(hidden)
+    return body if body != "auto" else "fourier" if linear else "experts"
+
+
+def candidate_heads(
+    ridge: float | str, forgetting: float | str, hidden: Sequence[int], skip: bool
+) -> list[tuple[str, float, float]]:
+    """The heads among which a learner chooses by their errors: the features each sees, its ridge and its forgetting.
+
+    Where `forgetting` is "auto", a head that forgets is small: it remembers few rows and can learn few weights of them.
+    """
+    features = "both" if skip or not hidden else "hidden"
+    ridges = RIDGES if ridge == "auto" else (in_range("ridge", ridge, 0.0, math.inf),)  # type: ignore[arg-type]
+    if forgetting != "auto":
+        keeps = in_range("forgetting", forgetting, 0.0, 1.0)  # type: ignore[arg-type]
+        return [(features, strength, keeps) for strength in ridges]
+    heads = [(features, strength, 1.0) for strength in ridges]
+    if hidden and skip:
+        return [*heads, ("inputs", ridges[0], 1.0), ("inputs", ridges[0], 0.99)]
+    return [*heads, *((features, ridges[0], keeps) for keeps in FORGETTINGS[1:])]

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from sepsa.learner.calibration import probabilities
 from sepsa.learner.columns.inputs import CLASS_MEANS, Inputs
 from sepsa.learner.columns.reader import Column
-from sepsa.learner.engine.options import BODIES
 from sepsa.learner.growth import class_codes, first_rows, indicators, learn_rows
 from sepsa.learner.learner import StreamLearner
 from sepsa.learner.memory.parts import Floats
@@ -26,7 +25,7 @@ from sepsa.shell.reading import ABSENT, NOT_FINITE, Reading, wrong_cell
 from sepsa.shell.trace import ErrorTrace
 from sepsa.states import schema
 from sepsa.states.objects import rebuilt_as
-from sepsa.validation import NotFinite, one_of
+from sepsa.validation import NotFinite
 
 MOST_CLASSES = 256
 LARGEST_ERROR = 1e300  # so that sums of errors stay finite
@@ -78,7 +77,6 @@ class TableModel(TableOptions):
     def __init__(self, target: str, **options: Any) -> None:
         self.reading = Reading.take(options)
         super().__init__(target, **options)
-        one_of("body", self.body, BODIES)
         self.inputs = Inputs(self.categories, CLASS_MEANS if self.classify else 1)
         self.classes: dict[str, int] = {}
         self.trace = ErrorTrace()
@@ -107,7 +105,7 @@ class TableModel(TableOptions):
             skip=True,
             ridge=self.ridge,
             forgetting=self.forgetting,
-            experts=self.body != "fourier",
+            body=self.body,
             tells=False,  # `_learn` does
         )
 

@@ -13,20 +13,12 @@ from numpy.typing import NDArray
 from sepsa.learner.engine import saved
 from sepsa.learner.engine.calls import Kernels, RowBuffer, answers, boost_trees, fit_linear
 from sepsa.learner.engine.core import Form, draw, layers, set_quantiles, set_variance, started, variance
-from sepsa.learner.engine.options import (
-    ACTIVATIONS,
-    LOSSES,
-    adam,
-    candidate_heads,
-)
-from sepsa.learner.experts import EXPERTS, logarithm, tree_parts
+from sepsa.learner.experts import EXPERTS, logarithm
 from sepsa.learner.experts.frame import OPTIONS, Expert
 from sepsa.learner.memory.memory import Memory
 from sepsa.learner.memory.parts import Floats
-from sepsa.validation import NotFinite, at_least, one_of
-
-DISCOUNT = 0.99  # per row, of the losses by which heads are weighted
-POWER = 0.5  # of the likelihood in a head's weight: below 1 because errors of neighbouring rows are alike
+from sepsa.learner.options import EngineOptions
+from sepsa.validation import NotFinite
 
 
 class Engine:
@@ -51,10 +43,10 @@ class Engine:
     a scale or weight of zero belongs to an input or target that has been constant so far, and is set by the first value
     that differs.
 
-    With `experts` the network is one expert of several: neighbours, trees, products, the last target, a linear head and
-    others (`sepsa.learner.experts`). Choose them for targets that a small
-    smooth network fits badly: thresholds, many clusters, products of inputs, targets that persist, also those of a key
-    that indicators among the inputs give, logits that are linear. The network learns as it does alone; predictions are
+    With `body="experts"` the network is one expert of several: neighbours, trees, products, the last target, a linear
+    head and others (`sepsa.learner.experts`). Choose them for targets that a small smooth network fits badly:
+    thresholds, many clusters, products of inputs, targets that persist, also those of a key that indicators among the
+    inputs give, logits that are linear. The network learns as it does alone; predictions are
     a mixture of all, weighted by recent errors, and of a least-squares stack of them. The trees keep the last
     `max_rows` rows, one byte for each input and about 120 more, and fewer rows where that would exceed 32 MiB; memory
     grows with the rows that came. `table` has the experts that there are, the network first.
@@ -64,43 +56,18 @@ class Engine:
         self,
         inputs: int,
         outputs: int,
-        hidden: tuple[int, ...] = (50,),
+        hidden: Sequence[int] = (50,),
         *,
-        activation: str = "relu",
-        optimizer: str = "adam",
-        lr: float = 1e-3,
-        weight_decay: float = 0.0,
-        ridge: float | str = 1.0,
-        forgetting: float | str = 1.0,
-        loss: str = "squared",
-        classes: bool = False,
-        batch: int = 1,
-        skip: bool = False,
-        standardize: bool = False,
         seed: int | None = 0,
-        experts: bool = False,
-        max_rows: int = 16384,
-        trees: int = tree_parts.TREES,
         table: tuple[Expert, ...] = EXPERTS,
+        **options: Any,
     ) -> None:
-        heads: list[list[Any]] = [list(head) for head in candidate_heads(ridge, forgetting, hidden, skip)]
-        most = at_least("max_rows", max_rows, 64)
-        given = adam(optimizer, lr, weight_decay)
-        given |= {"discount": DISCOUNT, "power": POWER, "calibration": max(keeps for _, _, keeps in heads)}
-        settings = {
-            "activation": ACTIVATIONS[one_of("activation", activation, ACTIVATIONS)],
-            "standardize": int(standardize),
-            "batch": at_least("batch", batch, 1),
-            "robust": LOSSES[one_of("loss", loss, LOSSES)],
-            "classes": int(classes),
-            "inflation": 1,
-            "room": tree_parts.room_for(0, inputs, most) if experts else 0,
-            "trees": at_least("trees", trees, 16),
-            "rate": tree_parts.RATE,
-        }
-        form = Form(inputs, outputs, tuple(hidden), heads, settings, most, table, experts)
-        options = np.array(tuple(given[name] for name in OPTIONS.fields), OPTIONS.dtype)
-        self._core = started(form, options, np.random.default_rng(seed))
+        own = EngineOptions(hidden=hidden, **options)
+        heads, settings = [list(head) for head in own.heads], own.settings(inputs)
+        form = Form(inputs, outputs, tuple(hidden), heads, settings, own.max_rows, table, own.experts)
+        kernels = own.of_kernels()
+        record = np.array(tuple(kernels[name] for name in OPTIONS.fields), OPTIONS.dtype)
+        self._core = started(form, record, np.random.default_rng(seed))
         draw(self._core)
 
     # ------------------------------------------------------------------ properties

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from sepsa.learner.engine.core import Core, Form, body_weights, started
-from sepsa.learner.engine.options import ACTIVATIONS
 from sepsa.learner.experts import EXPERTS, trees
 from sepsa.learner.experts.frame import OPTIONS
 from sepsa.learner.experts.tree_parts import MEMORY, room_for, window
 from sepsa.learner.memory.memory import SHAPES, saved, shapes_of
+from sepsa.learner.options import ACTIVATIONS
 from sepsa.states import schema
 from sepsa.states.plain import generator_state, read_generator
 
