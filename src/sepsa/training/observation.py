@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from sepsa.heads import Capturable, LearnsPartly
 from sepsa.heads.base.partial_targets import weighted_mean
 from sepsa.ranks import exchange
-from sepsa.ranks.exchange import Samples
 from sepsa.torch_internals import parameters_of, pre_hooks_of, saved_tensors_hooks
 from sepsa.training.observer import Checkpoint, HeadNotReached, Observer
 from sepsa.training.rows import Batch, may_be_missing, observed_rows, weight_rows
@@ -186,20 +185,20 @@ class Observation:
     def learn_alone(self, features: Tensor) -> None:
         """Let the head learn this process's rows that have a target."""
         observer, targets = self.observer, self.targets
+        # Reading targets on a GPU makes the host wait for the forward pass. So there the solver, which checks its
+        # result, finds the first batch with missing targets, unless rows are drawn and it may not see them.
+        # On a CPU only an `RLS` does, because others may learn from rows of which no output is observed.
+        if observer.refuses_missing or not targets.is_cpu:
+            look = observer.expects_missing or observer.head_fraction < 1.0
+        else:
+            look = may_be_missing(targets)
+        if look:
+            observer.expects_missing = self.find_observed(features)
         try:
-            # Reading targets on a GPU makes the host wait for the forward pass. So there the solver, which checks its
-            # result, finds the first batch with missing targets, unless rows are drawn and it may not see them.
-            # On a CPU only an `RLS` does, because others may learn from rows of which no output is observed.
-            if observer.refuses_missing or not targets.is_cpu:
-                look = observer.expects_missing or observer.head_fraction < 1.0
-            else:
-                look = may_be_missing(targets)
-            if look:
-                observer.expects_missing = self.find_observed(features)
             self.learn_rows(features)
             return
-        except Exception as error:
-            if self.observed is not None or not isinstance(error, ValueError) or not self.find_observed(features):
+        except ValueError:
+            if self.observed is not None or not self.find_observed(features):
                 raise
         observer.expects_missing = True
         self.learn_rows(features)
@@ -222,7 +221,10 @@ class Observation:
         """Let the head learn the rows of all ranks."""
         observer, own, error, offered = self.observer, None, None, 0
         try:
-            own = self.own_samples(features)
+            if features.numel():
+                self.find_observed(features)
+                self.batch(features).check(observer.head, observer.partial_targets, per_output_weight=False)
+            own = self.batch(features).draw(observer.head_fraction, observer.generator)
             offered = features.numel() // features.shape[-1]
         except Exception as refused:  # raised after the exchange that the other ranks wait for
             error = refused
@@ -230,18 +232,12 @@ class Observation:
         if observer.ranks.start_together(group) and self.before is not None:
             start = observer.checkpoint(statistics=False).state  # which a failed batch does not undo
             self.before = self.before._replace(state=start)
-        if samples is not None and observer.epochs is None:
+        if samples is None:
+            return
+        if observer.epochs is None:
             observer.solver.update(*samples)
-        elif samples is not None and observer.epochs is not None:
+        else:
             observer.epochs.update(samples, offered)
-
-    def own_samples(self, features: Tensor) -> Samples:
-        """The samples that this rank shares, as rows."""
-        observer = self.observer
-        if features.numel():
-            self.find_observed(features)
-            self.batch(features).check(observer.head, observer.partial_targets, per_output_weight=False)
-        return self.batch(features).draw(observer.head_fraction, observer.generator)
 
     def learn_captured(self, features: Tensor) -> None:
         """Let the head learn inside a CUDA graph, without the host."""
