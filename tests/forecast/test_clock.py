@@ -10,7 +10,7 @@ import pytest
 
 from sepsa.forecast.clock import Clock
 from sepsa.forecast.grids import BUSINESS, MONTHS, SECONDS, Grid, find_grid
-from sepsa.forecast.times import read_time, read_times
+from sepsa.forecast.times import read_times
 
 pd = pytest.importorskip("pandas")
 HOUR, DAY = 3600.0, 86400.0
@@ -113,11 +113,22 @@ def test_times_are_taken_from_what_people_have():
         assert read_times(times).dated
     numbers = read_times(np.arange(3))
     assert numbers == (pytest.approx([0, 1, 2]), False, None)
-    assert read_time(date(1970, 1, 2)) == (DAY, True, None)
-    assert read_time(datetime(1930, 1, 1))[0] < 0
-    for wrong in ("noon", float("nan"), float("inf"), True, pd.NaT, np.datetime64("NaT", "s"), 1e300, None):
+    assert read_times([date(1970, 1, 2)]) == ([DAY], True, None)
+    assert read_times([datetime(1930, 1, 1)]).seconds < 0
+    for wrong in (
+        "noon",
+        float("nan"),
+        float("inf"),
+        True,
+        b"1",
+        np.timedelta64(5, "s"),
+        pd.NaT,
+        np.datetime64("NaT", "s"),
+        1e300,
+        None,
+    ):
         with pytest.raises(ValueError, match="time must be"):
-            read_time(wrong)
+            read_times([wrong])
     with pytest.raises(ValueError, match="all dates or all numbers"):
         read_times([1.0, datetime(2020, 1, 1)])
 

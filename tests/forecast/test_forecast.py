@@ -235,7 +235,7 @@ def test_a_gap_in_time_is_rows_of_missing_values():
         ({"time": 3480.0}, "later than that of the last row, 3540, got 3480 .call fit again where .*: sort the table"),
         ({"time": 1e16}, "seconds up to 1e15"),
         ({"time": datetime(2026, 1, 1)}, "must be numbers as before, got dates"),
-        ({"time": "noon"}, "time must be seconds, a datetime or a datetime64, got 'noon'"),
+        ({"time": "noon"}, "time must be seconds up to 1e15, a datetime or a datetime64, got 'noon'"),
         ({"y": [np.inf, 1.0]}, "y must hold numbers up to 1e[+]100, or NaN, got inf for 0"),
         ({"y": ["1 m", 1.0]}, "y must hold numbers, got '1 m' for 0"),
         ({"y": {"a": 1.0}}, "y must have the names of the first row, 0, 1, got 'a'"),

@@ -114,7 +114,7 @@ FRAME, TEXTS = long(), long().assign(price="cheap")
         (FRAME.assign(y=np.inf), r"df\['y'\] must be numbers up to"),
         (FRAME.assign(y="a"), r"df\['y'\] must be numbers, got 'a' in the column 'y'"),
         (TEXTS, r"must be numbers, got 'cheap' in the column 'price'|df must have the inputs \[\]"),
-        (FRAME.assign(ds="soon"), "time must be seconds, a datetime or a datetime64, got 'soon'"),
+        (FRAME.assign(ds="soon"), "time must be seconds up to 1e15, a datetime or a datetime64, got 'soon'"),
         ([1, 2], "df must be a frame of pandas or Polars, got list"),
     ],
 )  # fmt: skip
