@@ -42,7 +42,7 @@ from sepsa.interfaces.river_input import (
 from sepsa.interrupt import DeferredInterrupt, locked, new_lock
 from sepsa.learner.calibration import probabilities
 from sepsa.learner.features import Features, in_columns
-from sepsa.learner.growth import Names, class_codes, indicators, learn_rows
+from sepsa.learner.growth import Names, class_codes, indicators, learn_rows, saved_learner
 from sepsa.learner.learner import WARM_UP, StreamLearner
 from sepsa.learner.memory.parts import Floats
 from sepsa.learner.options import RiverOptions
@@ -115,18 +115,12 @@ class StreamModel(Model, RiverOptions, base.Estimator):
             ValueError: An entry is missing or wrong; the message names it and nothing changed.
         """
         keys = {"model", "features", "pending_features", "outputs", "target_name", "learner"}
-        new, learner, sizes = schema.read("state_dict", state_dict, keys), None, (0, 0)
+        new = schema.read("state_dict", state_dict, keys)
         new.equal("model", type(self).__name__)
         features, outputs = Features.from_state(new), unpack_labels(new, "outputs")
         if new["target_name"] is not None and not isinstance(new["target_name"], str):
             raise new.damaged("target_name", "a string or None", new["target_name"])
-        if new["learner"] is not None:
-            learner = self._new_learner(1, 1)
-            learner.load_state_dict(new["learner"], new.path("learner"))
-            sizes = learner.engine.inputs, learner.engine.outputs
-        for name, known, count in zip(("features", "outputs"), (features.names, outputs), sizes, strict=True):
-            if len(known) != count:
-                raise new.damaged(name, f"{count} names, as the learner", len(known))
+        learner = saved_learner(new, self._new_learner, features=features.names, outputs=outputs)
         self._take(_features=features, _outputs=outputs, _target_name=new["target_name"], _learner=learner)
 
     def _take(self, **attributes: Any) -> None:
@@ -180,8 +174,8 @@ class StreamModel(Model, RiverOptions, base.Estimator):
         """A normal distribution for each output; mean and deviation are 0 before the first sample."""
         (names, X), pairs = read_row(x), [(0.0, 0.0)]
         if self._learner is not None:
-            means, leverage = self._learner.predict_with_leverage(in_columns(names, X, self._features.names))
-            pairs = list(zip(means[0], np.sqrt(self._learner.noise_variance() * (1 + leverage[0])), strict=True))
+            found = self._learner.predict_with_deviation(in_columns(names, X, self._features.names))
+            pairs = list(zip(*(part[0] for part in found), strict=True))
         return [
             proba.Gaussian._from_state(n=1, m=float(m), var=float(s) ** 2, ddof=0)  # type: ignore[no-untyped-call]
             for m, s in pairs

@@ -162,10 +162,9 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
         """
         if not return_std:
             return self._shaped(self._predict(X))
-        parts = [self._learner.predict_with_leverage(part) for _, part in row_parts(self._check_rows(X))]
-        mean, leverage = (np.concatenate(part) for part in zip(*parts, strict=True))
-        std = np.sqrt(self._learner.noise_variance() * (1 + leverage)[:, None])
-        return self._shaped(mean), self._shaped(std)
+        parts = [self._learner.predict_with_deviation(part) for _, part in row_parts(self._check_rows(X))]
+        mean, std = (self._shaped(np.concatenate(part)) for part in zip(*parts, strict=True))
+        return mean, std
 
     def _check(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> tuple[Rows, Floats, Floats]:
         given = np.asarray(y)

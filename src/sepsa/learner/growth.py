@@ -6,7 +6,7 @@ gives what its rows would give one by one. `Engine.resize` explains why that is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence, Sized
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from sepsa.learner.learner import StreamLearner
 from sepsa.learner.memory.parts import Floats
 from sepsa.learner.rows import dense, row_parts
+from sepsa.states.schema import Entries
 
 Label = TypeVar("Label", bound=Hashable)
 Names = dict[Hashable, int]  # each name of an input or an output, with its column number
@@ -79,6 +80,19 @@ def learn_rows(
     for start, made in ahead.items():
         before[start : start + batch] = np.pad(made, [(0, 0), (0, Y.shape[1] - made.shape[1])])
     return learner, before
+
+
+def saved_learner(state: Entries, new_learner: Callable[[int, int], StreamLearner], **names: Sized) -> Any:
+    """The learner of a state, None before its first row; `names` are the entries that name its inputs and outputs."""
+    learner, sizes = None, (0, 0)
+    if state["learner"] is not None:
+        learner = new_learner(1, 1)
+        learner.load_state_dict(state["learner"], state.path("learner"))
+        sizes = learner.engine.inputs, learner.engine.outputs
+    for (entry, known), count in zip(names.items(), sizes, strict=True):
+        if len(known) != count:
+            raise state.damaged(entry, f"{count} names, as the learner", len(known))
+    return learner
 
 
 def of_learner(learner: Any, X: Floats, Y: Floats) -> tuple[Floats, Floats]:

@@ -364,6 +364,11 @@ class StreamLearner:
         mean, leverage = self.engine.predict_with_leverage(self._in_order(X))
         return mean + self.offset, leverage
 
+    def predict_with_deviation(self, X: Floats) -> tuple[Floats, Floats]:
+        """The predictions (n, outputs), and the deviations √(σ² (1 + φᵀBφ)) of targets about them."""
+        mean, leverage = self.predict_with_leverage(X)
+        return mean, np.sqrt(self.noise_variance() * (1 + leverage)[:, None])
+
     # ------------------------------------------------------------------ growth
 
     def grow(self, new_inputs: Sequence[Sequence[float]], outputs: int) -> None:

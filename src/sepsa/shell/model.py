@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sepsa.learner.calibration import probabilities
+from sepsa.learner.calibration import arrived, probabilities
 from sepsa.learner.columns.inputs import CLASS_MEANS, Inputs
 from sepsa.learner.columns.reader import Column
-from sepsa.learner.growth import class_codes, first_rows, indicators, learn_rows
+from sepsa.learner.growth import class_codes, first_rows, indicators, learn_rows, saved_learner
 from sepsa.learner.learner import StreamLearner
 from sepsa.learner.memory.parts import Floats
+from sepsa.learner.options import RiverOptions
 from sepsa.shell.cells import BadRow, RowBlock, UsableRows
 from sepsa.shell.messages import Misuse
 from sepsa.shell.options import TableOptions
@@ -60,10 +61,9 @@ class Details(NamedTuple):
             shares = probabilities(scores, learner.engine.calibration_losses)
             return [dict(zip(classes, row, strict=True)) for row in shares.tolist()]
         assert self.intervals is not None
-        mean, leverage = learner.predict_with_leverage(X)
-        noise = learner.noise_variance()[0] or math.nan
-        half = NormalDist().inv_cdf((1 + self.intervals) / 2) * np.sqrt(noise * (1 + leverage))
-        return list(zip((mean[:, 0] - half).tolist(), (mean[:, 0] + half).tolist(), strict=True))
+        mean, deviation = learner.predict_with_deviation(X)
+        half = NormalDist().inv_cdf((1 + self.intervals) / 2) * np.where(deviation > 0, deviation, math.nan)
+        return list(zip((mean - half)[:, 0].tolist(), (mean + half)[:, 0].tolist(), strict=True))
 
 
 @rebuilt_as("sepsa stream")
@@ -93,21 +93,9 @@ class TableModel(TableOptions):
         return 0.0 if self.learner is None else self.learner.engine.bounded
 
     def _new_learner(self, inputs: int, outputs: int) -> StreamLearner:
-        return StreamLearner(
-            inputs,
-            outputs,
-            regression=not self.classify,
-            seed=self.seed,
-            hidden=(64,),
-            activation="fourier",
-            lr=3e-3,
-            loss=self.loss,
-            skip=True,
-            ridge=self.ridge,
-            forgetting=self.forgetting,
-            body=self.body,
-            tells=False,  # `_learn` does
-        )
+        given: Any = {name: getattr(self, name) for name in ("loss", "ridge", "forgetting", "body", "seed")}
+        options = RiverOptions(**given, optimizer="adam", missing="mean").of_learner()
+        return StreamLearner(inputs, outputs, regression=not self.classify, tells=False, **options)  # `_learn` tells
 
     # ------------------------------------------------------------------ learning
 
@@ -143,8 +131,8 @@ class TableModel(TableOptions):
         X, names = self.inputs.encode(columns, rows), list(self.classes)
         Y = indicators(labels, len(names)) if self.classify else target[:, None]
         new_inputs = self.inputs.learn_means(X, columns, Y, new_inputs)
-        known, first = 0 if self.learner is None else self.learner.engine.outputs, first_rows(labels, Y.shape[1])
-        arrivals, first[:known] = first[known:].tolist(), -1
+        old, first = 0 if self.learner is None else self.learner.engine.outputs, first_rows(labels, Y.shape[1])
+        arrivals, first[:old] = first[old:].tolist(), -1
         kept, details = np.ones(rows, bool), dict[int, Any]()
 
         def learn(learner: StreamLearner, some: slice, X: Floats, Y: Floats, weight: Floats) -> Floats:
@@ -169,9 +157,8 @@ class TableModel(TableOptions):
             warnings += self.inputs.said_once("bounded", f"{said}: give --loss squared {cure}")
         looked = [detail for row, detail in details.items() if kept[row]]
         if self.classify:
-            at = np.arange(rows)
-            best = np.where(first < at[:, None], before, -np.inf).argmax(1)  # of the classes of earlier rows
-            labelled = labels, np.where(at > first.min(initial=rows), best, -1)
+            known = np.searchsorted(first, np.arange(rows))  # classes of earlier rows
+            labelled = labels, np.where(known > 0, arrived(before, known).argmax(1), -1)
             spelled = [*names, UNKNOWN]
             predictions: list[Any] = [spelled[k] for k in labelled[1][kept].tolist()]
             errors = np.not_equal(*labelled).astype(float)
@@ -261,19 +248,8 @@ class TableModel(TableOptions):
             raise ValueError("state['classes'] must be empty where the target is a number")
         trace = ErrorTrace.from_state(new["trace"])
         quarantined = new.integer("quarantined")
-        learner = None
-        if new["learner"] is not None:
-            learner = self._new_learner(1, 1)
-            learner.load_state_dict(new["learner"])
-            needed = len(inputs.names), len(classes) if self.classify else 1
-            sizes = learner.engine.inputs, learner.engine.outputs
-            if sizes != needed:
-                raise ValueError(
-                    f"state['learner'] must have {needed[0]} inputs and {needed[1]} outputs, as the table has, "
-                    f"got {sizes[0]} and {sizes[1]}"
-                )
-        elif inputs.names or classes or trace.rows:
-            raise ValueError("state['learner'] must not be None where rows have been learned")
+        outputs = classes if self.classify else [self.target] * (new["learner"] is not None)
+        learner = saved_learner(new, self._new_learner, inputs=inputs.names, classes=outputs)
         self.inputs, self.classes = inputs, {label: i for i, label in enumerate(classes)}
         self.trace, self.quarantined, self.learner = trace, quarantined, learner
 

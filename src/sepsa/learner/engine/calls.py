@@ -73,7 +73,7 @@ class RowBuffer:
         values = np.zeros(inputs + outputs + 1)
         self.values = values.data  # x, then y, then the weight
         self.x, self.y = values[:inputs].reshape(1, inputs), values[inputs:-1].reshape(1, outputs)
-        self.weight, self.out = values[-1:], np.zeros((1, outputs))
+        self.weight, self.out = values[-1:], np.zeros(outputs)
         workspace = np.zeros(core.memory.layout.workspace)
         self.workspace, self.start = workspace.data, workspace.ctypes.data
         self.addresses = self.x.ctypes.data, self.y.ctypes.data, self.weight.ctypes.data, self.out.ctypes.data, 0

@@ -364,7 +364,7 @@ class Engine:
             row = RowBuffer(core)
         row.write_x(row.values, 0, *x)
         row.run(self._ready(), "predict")
-        out: list[float] = row.out.ravel().tolist()
+        out: list[float] = row.out.tolist()
         core.buffers.append(row)
         return out
 

@@ -52,6 +52,8 @@ class Committee:
         mean, leverage = (np.mean(part, axis=0) for part in zip(*parts, strict=True))
         return mean, self.inflation * leverage
 
+    predict_with_deviation = StreamLearner.predict_with_deviation
+
     def noise_variance(self) -> Floats:
         """The variance (outputs,) of targets about predictions."""
         return np.mean([member.noise_variance() for member in self.members], axis=0)
