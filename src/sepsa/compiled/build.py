@@ -279,6 +279,7 @@ def build(folder: Path) -> Path:
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         raise SystemExit("a library of kernels needs a C compiler, and there is no `cc`: install one, or set CC")
+    sources = library.digest()
     for name in library.DEFINING:
         importlib.import_module(name)
     target = machine()
@@ -297,6 +298,8 @@ def build(folder: Path) -> Path:
         subprocess.run([*map(str, (*command, shim, *objects, "-lm"))], check=True)
         if more := needs(made, *(["-D", "-u"] if sys.platform == "linux" else ["-u"])):
             raise SystemExit(f"the library would need more than libm and libc have: {', '.join(more)}")
+        if library.digest() != sources:
+            raise SystemExit("the sources of the kernels changed while they were compiled: build them again")
         return library.store(made.read_bytes(), folder)
 
 
