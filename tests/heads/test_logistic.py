@@ -11,8 +11,16 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from heads.test_per_output import singles
 from reference import weights
 from sepsa import LogisticNewton, NotFinite, SoftmaxNewton
+from sepsa.heads.run.choose import force
 
 NAN = float("nan")
+
+
+@pytest.fixture(params=["compiled", "torch"], autouse=True)
+def path(request):
+    """Every test here runs on both backends, as in test_rls.py."""
+    with force("torch" if request.param == "torch" else None):
+        yield request.param
 
 
 def make(k=4, m=3, bias=True, seed=0, **options):

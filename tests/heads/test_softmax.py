@@ -13,7 +13,18 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from reference import Dense, ridge_left, ridges, weights, with_ones
 from sepsa import SoftmaxNewton
 from sepsa.heads.cross_entropy import math as cross_entropy_math
+from sepsa.heads.run.choose import force
 from sepsa.testing import difference, snapshot
+
+
+@pytest.fixture(params=["compiled", "torch"], autouse=True)
+def path(request):
+    """Every test here runs on both backends, as in test_rls.py."""
+    with force("torch" if request.param == "torch" else None):
+        yield request.param
+
+
+by_torch = pytest.mark.parametrize("path", ["torch"], indirect=True)
 
 
 def make(k, K, bias=True, dtype=torch.float64, seed=0, **options):
@@ -62,6 +73,43 @@ def test_updates_equal_the_equations_spelled_out(k, K, bias, weighted, seed, siz
     assert solver.samples == pytest.approx(dense.seen)
 
 
+@pytest.mark.parametrize("path", ["compiled"], indirect=True)
+@settings(max_examples=100, deadline=None)
+@given(
+    k=st.integers(1, 12), K=st.integers(1, 5), bias=st.booleans(), labels=st.booleans(), seed=st.integers(0, 10**6),
+    dtype=st.sampled_from([torch.float32, torch.float64]), wide=st.booleans(), weighted=st.booleans(),
+    sizes=st.lists(st.integers(1, 20), min_size=1, max_size=6), ridge=st.sampled_from([1e-2, 1.0, 30.0]),
+    forgetting=st.sampled_from([1.0, 0.95, 0.5]), smoothing=st.sampled_from([0.0, 0.2]),
+)  # fmt: skip
+def test_compiled_updates_are_those_of_torch(
+    k, K, bias, labels, dtype, wide, weighted, sizes, seed, ridge, forgetting, smoothing
+):
+    rng, C = np.random.default_rng(seed), max(K, 2)
+    options = {"ridge": ridge, "forgetting": forgetting, "label_smoothing": smoothing}
+    options["class_weight"] = rng.uniform(0.1, 3, C).tolist() if weighted else None
+    compiled, linear = make(k, K, bias, dtype, seed, **options)
+    by_torch, other = make(k, K, bias, dtype, seed, **options)
+    for n in sizes:
+        x = torch.tensor(3 * rng.normal(size=(k, n)), dtype=torch.float64 if wide else dtype).T
+        y = (
+            torch.tensor(rng.integers(0, C, n))
+            if labels
+            else torch.tensor(rng.dirichlet(np.ones(C), size=n)[:, C - K :])
+        )
+        omega = torch.tensor(rng.uniform(0, 2, n), dtype=dtype) if weighted else None
+        compiled.update(x, y, omega)
+        with force("torch"):
+            by_torch.update(x, y, omega)
+    assert (compiled._backend.name, by_torch._backend.name) == ("compiled", "torch")
+    tolerance = 1e-8 if dtype is torch.float64 else 1e-5
+    torch.testing.assert_close(linear.weight, other.weight, rtol=tolerance, atol=tolerance)
+    one, two = compiled.state_dict(), by_torch.state_dict()
+    for name in ("W", "shares", "ridge_left", "counters"):
+        torch.testing.assert_close(one[name], two[name], rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(compiled.covariance(), by_torch.covariance(), rtol=1e-7, atol=1e-10)
+
+
+@by_torch
 @pytest.mark.parametrize("chunk", [2**25, 100])
 @pytest.mark.parametrize("forgetting", [1.0, 0.9])
 @pytest.mark.parametrize("labels", [True, False])
@@ -84,6 +132,7 @@ def test_large_blocks_equal_the_equations_spelled_out(labels, forgetting, chunk,
     assert solver._state.A is None
 
 
+@by_torch
 def test_a_large_block_that_would_lose_digits_is_learned_by_the_root():
     solver, linear = make(70, 3)
     x, y = samples(200, 70, 3)
@@ -169,13 +218,13 @@ def test_bad_input_changes_nothing_and_is_named_or_on_a_device_skipped(what):
         solver.update(x[rows], y[rows])
         captured.prepare_capture()
         assert bool(captured.update_captured(x[rows], y[rows, None]))
-    before = snapshot(solver)
+    before = [snapshot(one) for one in (solver, captured)]
     features, targets, message = bad_input[what](x[:6], torch.tensor([0, 1, 2, 0, 1, 2]))
     with pytest.raises((ValueError, TypeError), match=message):
         solver.update(features, targets)
     assert not bool(captured.update_captured(features, targets))
-    for one in (solver, captured):
-        assert not difference(before, snapshot(one))
+    for was, one in zip(before, (solver, captured), strict=True):
+        assert not difference(was, snapshot(one))
 
 
 def test_health_and_deviations_are_those_of_the_curvature():

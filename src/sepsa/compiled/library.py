@@ -16,8 +16,8 @@ from typing import Any
 
 FOLDER, PACKAGE = Path(__file__).parent, Path(__file__).parents[1]
 # The modules that define kernels, and all files of which their code is made.
-DEFINING: tuple[str, ...] = ("sepsa.compiled.least_squares", "sepsa.learner.experts", "sepsa.learner.experts.step")
-DEFINING += ("sepsa.forecast.kernels.step",)
+DEFINING: tuple[str, ...] = ("sepsa.compiled.cross_entropy", "sepsa.compiled.least_squares", "sepsa.learner.experts")
+DEFINING += ("sepsa.learner.experts.step", "sepsa.forecast.kernels.step")
 SOURCES = ("restoration.py", "compiled", "learner/arithmetic", "learner/experts", "learner/memory", "forecast/kernels")
 
 

@@ -29,6 +29,13 @@ def scale(x, by):
 
 
 @called
+def add_scaled(x, by, into):
+    """into <- into + by x."""
+    for i in range(x.size):
+        into[i] += by * x[i]
+
+
+@called
 def cholesky(A, inverse):
     """The lower triangle of A becomes its Cholesky factor, two rows at a time. False: A is not positive definite.
 
@@ -71,6 +78,19 @@ def forward(C, X):
         c = 1.0 / C[i, i]
         for q in range(X.shape[1]):
             X[i, q] *= c
+
+
+@called
+def backward(C, X):
+    """X <- C⁻ᵀX for lower C."""
+    for i in range(X.shape[0] - 1, -1, -1):
+        c = 1.0 / C[i, i]
+        for q in range(X.shape[1]):
+            X[i, q] *= c
+        for j in range(i):
+            c = C[i, j]
+            for q in range(X.shape[1]):
+                X[j, q] -= c * X[i, q]
 
 
 @called

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads.base.checks import check_rows, explain_nonfinite
+from sepsa.heads.base.checks import check_rows, explain_nonfinite, own_parameters
 from sepsa.heads.base.ridge import BiasRidge, bias_bounds
 
 
@@ -18,8 +18,8 @@ def width(linear: nn.Linear) -> int:
 
 def join(linear: nn.Linear) -> Tensor:
     """The head's weight, with its bias as a last column if it has one: (m, p), a copy in its dtype."""
-    weight = linear.weight.detach()
-    return weight.clone() if linear.bias is None else torch.cat([weight, linear.bias.detach()[:, None]], 1)
+    weight, bias = own_parameters(linear)
+    return weight.detach().clone() if bias is None else torch.cat([weight.detach(), bias.detach()[:, None]], 1)
 
 
 def start(linear: nn.Linear, dtype: torch.dtype | None) -> Tensor:
@@ -85,9 +85,10 @@ def samples(
 
 def store(linear: nn.Linear, head: Tensor) -> None:
     """Copy W (m, p), already in the head's dtype, into the head: nothing is allocated, so nothing can fail."""
-    linear.weight.detach().copy_(head[:, : linear.in_features])
-    if linear.bias is not None:
-        linear.bias.detach().copy_(head[:, -1])
+    weight, bias = own_parameters(linear)
+    weight.detach().copy_(head if bias is None else head[:, :-1])
+    if bias is not None:
+        bias.detach().copy_(head[:, -1])
 
 
 def commit(write: Callable[[], object]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from sepsa.heads.cross_entropy.math import (
     finish_large,
     is_large,
     learned,
+    learned_separately,
     look_large,
     with_curvature,
     with_root,
@@ -25,12 +26,15 @@ from sepsa.heads.cross_entropy.math import (
 TRY_AGAIN = 8
 
 
+Rows: TypeAlias = tuple[Tensor, Tensor, Tensor | None]  # features, targets and weights of samples
+
+
 class Samples(NamedTuple):
     """Samples of which shapes, dtypes and devices are checked, and what an update of them depends on."""
 
     features: Tensor  # (..., in_features)
     targets: Tensor  # labels (...) or probabilities (..., classes)
-    sample_weight: Tensor | None
+    sample_weight: Tensor | None  # (...); of outputs that learn separately (..., classes)
     settings: UpdateSettings
     updates: int  # before this one
 
@@ -47,6 +51,11 @@ class Learned(NamedTuple):
     head: Tensor | None = None  # the weights that the head gets; None: it has them already
     finite: bool = True
 
+    @classmethod
+    def of(cls, new: CrossEntropyState, settings: UpdateSettings, finite: bool) -> Learned:
+        """What the head gets of a new state."""
+        return cls(new, new.W.to(settings.head_dtype), finite)
+
 
 class TorchBackend:
     """Updates as pure functions of the state, which the solver holds."""
@@ -54,7 +63,7 @@ class TorchBackend:
     name = "torch"
 
     def __init__(self, linear: nn.Linear) -> None:
-        self.linear = linear
+        self.linear, self.dtype = linear, linear.weight.dtype
 
     def owns(self, state: CrossEntropyState) -> bool:
         """Whether later updates write into the tensors of this state."""
@@ -66,7 +75,8 @@ class TorchBackend:
         linear = self.linear
         with torch.autocast(linear.weight.device.type, enabled=False):
             before = parameters.follow(linear, state.W)
-            large = is_large(before.shape[1], samples.rows)
+            separate = state.T.ndim == 3
+            large = not separate and is_large(before.shape[1], samples.rows)
             Phi, labels = block_rows(linear, features, before.dtype, large), targets.detach()
             if large and (state.A is not None or updates % TRY_AGAIN == 0):
                 for dtype in dict.fromkeys((Phi.dtype, before.dtype)):  # with the digits of the features, then with all
@@ -75,17 +85,15 @@ class TorchBackend:
                         block, *flags = look_large(with_A, before, rows, labels, sample_weight, settings)
                     finite, lost = torch.stack(flags).tolist()
                     if not lost:
-                        return self._learned(finish_large(with_A, block), finite)
+                        return Learned.of(finish_large(with_A, block), settings, finite)
             rows, state = Phi.to(before.dtype), with_root(state)
-            new, *flags = learned(state, before, rows, labels, sample_weight, settings)
+            learn = learned_separately if separate else learned
+            new, *flags = learn(state, before, rows, labels, sample_weight, settings)
             finite, too_large = torch.stack(flags).tolist()
             if too_large:
-                new, *flags = learned(state, before, rows, labels, sample_weight, settings, by_qr=True)
+                new, *flags = learn(state, before, rows, labels, sample_weight, settings, by_qr=True)
                 finite = bool(flags[0])
-            return self._learned(new, finite)
-
-    def _learned(self, new: CrossEntropyState, finite: bool) -> Learned:
-        return Learned(new, new.W.to(self.linear.weight.dtype), finite)
+            return Learned.of(new, settings, finite)
 
 
 def block_rows(linear: nn.Linear, features: Tensor, dtype: torch.dtype, large: bool) -> Tensor:

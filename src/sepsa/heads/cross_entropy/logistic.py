@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +12,9 @@ from torch.nn import functional
 
 from sepsa.heads.base import parameters, partial_targets
 from sepsa.heads.base.checks import check_labels, check_outputs, check_rows, explain_nonfinite, is_integer
-from sepsa.heads.cross_entropy.math import CrossEntropyState, UpdateSettings, learned, of_one_output, start
+from sepsa.heads.cross_entropy.eager import Rows
+from sepsa.heads.cross_entropy.math import start
 from sepsa.heads.cross_entropy.newton import NOISE_FACTOR, NewtonHead, check_count, weights_setting
-from sepsa.heads.least_squares.evidence import due
 
 IGNORE_INDEX = -100
 
@@ -127,69 +127,24 @@ class LogisticNewton(NewtonHead):
         Raises:
             ValueError: A shape or target is wrong, or a value is not finite; nothing was learned.
         """
-        linear = self._ready()
-        x, y, weight, observed = self._check(linear, features, targets, sample_weight)
-        updates, ridge = self._updates_now(), self._ridge
-        with torch.autocast(linear.weight.device.type, enabled=False):
-            before = parameters.follow(linear, self._state.W)
-            y = y.to(before.dtype)
-            omega = (torch.ones_like(y) if observed is None else observed.to(y)) if weight is None else weight.to(y)
-            Phi, old = parameters.rows(linear, x, before.dtype), self._state
-            if self.ridge == "evidence" and not updates:
-                old, ridge = self._begun(x, omega.mean(1))
+        self._learn(features, targets, sample_weight)
 
-            new, finite, too_large = self._learned(linear, old, before, Phi, y, omega)
-            if bool(too_large.any()):
-                new, finite, _ = self._learned(linear, old, before, Phi, y, omega, by_qr=True)
-            if observed is not None:
-                new = kept(new, old._replace(W=before), observed.any(0))
-            if not bool(finite.all()):
-                raise self._explain(features, targets, y, new.W)
-            if self.ridge == "evidence" and due(updates, updates + 1, self.forgetting if self.forgets else 1.0):
-                new, ridge = self._chosen(new, ridge)
-            head = new.W.to(linear.weight.dtype)
-        self._assign(head, _state=new, _ridge=ridge, _updates=updates + 1)
-
-    def _check(self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Any:
+    def _rows(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Rows:
+        linear, dtype = self._head(), self._state.W.dtype
         check_rows(linear, features)
         if is_integer(targets):
             check_labels(linear, features, targets)
             targets = as_numbers(targets, linear.weight, features.shape[:-1])
-        return partial_targets.rows_of(linear, features, targets, sample_weight)
+        x, y, weight, observed = partial_targets.rows_of(linear, features, targets, sample_weight)
+        omega = observed if weight is None else weight
+        return x, y.to(dtype), None if omega is None else omega.to(dtype)
 
-    def _learned(
-        self,
-        linear: nn.Linear,
-        old: CrossEntropyState,
-        W: Tensor,
-        Phi: Tensor,
-        y: Tensor,
-        omega: Tensor,
-        by_qr: bool = False,
-    ) -> tuple[CrossEntropyState, Tensor, Tensor]:
-        """The state after an update of every output, and for each the flags of `learned`."""
-        ridge = old.ridge
-        settings = UpdateSettings(self.forgetting if self.forgets else 1.0, 0.0, linear.weight.dtype)
-
-        def one(
-            state: tuple[Tensor, ...], W: Tensor, t: Tensor, w: Tensor
-        ) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
-            alone = of_one_output(state, ridge)
-            new, finite, too_large = learned(alone, W[None], Phi, t[:, None], w, settings, by_qr)
-            return (new.T, new.W[0], new.shares[0], new.ridge_left, new.counters), finite, too_large
-
-        new, finite, too_large = torch.func.vmap(one, in_dims=(0, 0, 1, 1))(tuple(old[:7]), W, y, omega)
-        T, W, shares, left, counters = new
-        tensors = (T, W, old.prior, shares, left, counters)
-        parts = *(tensor.contiguous() for tensor in tensors), old.weights, ridge
-        return CrossEntropyState(*parts), finite, too_large
-
-    def _explain(self, features: Tensor, targets: Tensor, y: Tensor, learned: Tensor) -> ValueError:
-        bad = (y < 0) | (y > 1)
-        if bool((bad & y.isfinite()).any()):
-            worst = targets.reshape(y.shape)[bad & y.isfinite()][0].item()
+    def _explain(self, features: Tensor, targets: Tensor, learned: Tensor) -> ValueError:
+        bad = ((targets < 0) | (targets > 1)) & targets.isfinite()
+        if bool(bad.any()):
+            worst = targets[bad][0].item()
             return ValueError(f"targets must be 0 or 1, or probabilities in [0, 1], got {worst:g}: nothing was learned")
-        return explain_nonfinite(features, y, self._head(), learned)
+        return explain_nonfinite(features, targets, self._head(), learned)
 
     def _probabilities(self, outputs: Tensor) -> Tensor:
         return outputs.sigmoid()
@@ -197,13 +152,6 @@ class LogisticNewton(NewtonHead):
     def _deviation(self, Phi: Tensor) -> Tensor:
         deviations: Tensor = torch.linalg.vector_norm(Phi @ self._state.T.mT, dim=2).T
         return deviations
-
-
-def kept(new: CrossEntropyState, old: CrossEntropyState, which: Tensor) -> CrossEntropyState:
-    """`new` for the outputs `which` (m,), and `old` for the others."""
-    pairs: Any = zip(new[:6], old[:6], strict=True)
-    tensors = [a.where(which.reshape(-1, *[1] * (a.ndim - 1)), b) for a, b in pairs]
-    return new._replace(**dict(zip(new._fields, tensors, strict=False)))
 
 
 def as_numbers(targets: Tensor, like: Tensor, leading: torch.Size | None = None) -> Tensor:

@@ -24,12 +24,14 @@ the residual √q (W - prior)_j, in rotation. CrossEntropyState: T (p, p) with T
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from sepsa.compiled.cross_entropy import FADE as FADE
+from sepsa.compiled.cross_entropy import TOLERANCE as TOLERANCE
 from sepsa.heads.base.ridge import coordinates, due, lacking, next_cursor
 from sepsa.heads.least_squares.math import (
     PRODUCT_LIMIT,
@@ -42,12 +44,10 @@ from sepsa.heads.least_squares.math import (
     triangular,
 )
 
-FADE = 7.0  # how many old samples a new one replaces in the curvature
 # The least squared pivot of a curvature of unit diagonal that is formed as sums of samples of this dtype.
 LOST_DIGITS = {torch.float64: 1e-10, torch.float32: 1e-5}
 SMALL, LARGE = 64, 3  # of more than 64 columns, a block of p/3 samples is large; docs/how-it-works/performance.md
 CHUNK = 2**25  # numbers that an array of samples and classes has at most
-TOLERANCE = 1e-3  # of the sum of a sample's class probabilities: float16 and bfloat16 round them
 
 
 class CrossEntropyState(NamedTuple):
@@ -142,6 +142,34 @@ def learned(
         finite,
         too_large,
     )
+
+
+def learned_separately(
+    state: CrossEntropyState,
+    W: Tensor,
+    Phi: Tensor,
+    targets: Tensor,
+    sample_weight: Tensor | None,
+    settings: UpdateSettings,
+    by_qr: bool = False,
+) -> tuple[CrossEntropyState, Tensor, Tensor]:
+    """`learned` for outputs that have a curvature each; targets and weights are (n, K). Without samples, one stays."""
+
+    def one(parts: tuple[Tensor, ...], W: Tensor, t: Tensor, w: Tensor) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+        T, V, prior, share, left, counters, weights = parts
+        alone = CrossEntropyState(T, V[None], prior[None], share[None], left, counters, weights, state.ridge)
+        new, finite, too_large = learned(alone, W[None], Phi, t[:, None], w, settings, by_qr)
+        return (new.T, new.W[0], prior, new.shares[0], new.ridge_left, new.counters), finite, too_large
+
+    omega = torch.ones_like(targets) if sample_weight is None else sample_weight.to(targets)
+    tensors, finite, too_large = torch.func.vmap(one, in_dims=(0, 0, 1, 1))(tuple(state[:7]), W, targets, omega)
+    if sample_weight is not None:
+        seen = (omega > 0).any(0)
+        old = state._replace(W=W)[:6]
+        pairs: Any = zip(tensors, old, strict=True)
+        tensors = tuple(new.where(seen.reshape(-1, *[1] * (new.ndim - 1)), was) for new, was in pairs)
+    changed = dict(zip(state._fields[:6], (tensor.contiguous() for tensor in tensors), strict=True))
+    return state._replace(**changed), finite.all(), too_large.any()
 
 
 def restored(state: CrossEntropyState, lam: Tensor, forgetting: float, n: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -296,12 +324,6 @@ def block_sums(
         part = [*(t.to(W.dtype) for t in (R.T @ x, scaled.T @ scaled, U.sum(0), samples)), ~valid]
         sums = [a + b for a, b in zip(sums, part, strict=True)] if sums else part
     return sums
-
-
-def of_one_output(parts: Sequence[Tensor], ridge: Tensor) -> CrossEntropyState:
-    """The state of a head of one output, from its parts of a state of several, and the ridge that these share."""
-    T, W, prior, share, left, counters, weights = parts
-    return CrossEntropyState(T, W[None], prior[None], share[None], left, counters, weights, ridge)
 
 
 def with_root(state: CrossEntropyState) -> CrossEntropyState:

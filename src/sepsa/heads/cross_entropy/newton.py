@@ -16,15 +16,18 @@ from sepsa.heads.base.checks import bias_setting, check_rows, ridge_setting
 from sepsa.heads.base.head import OwnsHead
 from sepsa.heads.base.state_checks import check_regular, read_ridges, read_solver
 from sepsa.heads.cross_entropy import evidence as class_evidence
+from sepsa.heads.cross_entropy.eager import Rows, Samples, TorchBackend
 from sepsa.heads.cross_entropy.math import (
     CrossEntropyState,
+    UpdateSettings,
     effective_samples,
     floor,
     with_ridge,
     with_root,
 )
-from sepsa.heads.least_squares.evidence import START
+from sepsa.heads.least_squares.evidence import START, due
 from sepsa.heads.protocols import Posterior, PrecisionWarning
+from sepsa.heads.run.choose import UpdateSize, choose
 from sepsa.states import schema
 from sepsa.states.schema import Entries
 from sepsa.validation import in_range
@@ -42,6 +45,9 @@ class NewtonHead(OwnsHead):
     settings: ClassVar[tuple[str, ...]]  # arguments that a state keeps, beside the ridges
     _state: CrossEntropyState
     _replaced = ("_state", "_updates", "_ridge")
+    label_smoothing = 0.0
+    _not_copied: ClassVar[tuple[str, ...]] = ("_backend",)
+    _backend: TorchBackend | None = None
     _updates: int | None = None  # the state's, where the host knows them without waiting for the device
 
     def __init__(
@@ -73,8 +79,12 @@ class NewtonHead(OwnsHead):
         return floor(parameters.ridges(linear, ridge, self.bias_ridge, W), 1 if self.learns_partly else len(W))
 
     @abstractmethod
-    def _check(self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Any:
-        """Raise an error for samples whose shape, dtype, device or weights are wrong."""
+    def _rows(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Rows:
+        """Samples as a backend learns them; an error where their shape, dtype, device or weights are wrong."""
+
+    @abstractmethod
+    def _explain(self, features: Tensor, targets: Tensor, learned: Tensor) -> ValueError:
+        """The error for rows that were not learned, whose W is `learned` (m, p)."""
 
     @abstractmethod
     def _probabilities(self, outputs: Tensor) -> Tensor:
@@ -117,7 +127,7 @@ class NewtonHead(OwnsHead):
         outputs = class_evidence.outputs_together(state)
         rows = features.detach().reshape(-1, linear.in_features).to(state.W.dtype)
         if weight is not None:
-            weight = weight.detach().reshape(-1).to(state.W.dtype)
+            weight = weight.detach().reshape(len(rows), -1).to(state.W.dtype).mean(1)
         ridge = class_evidence.first_ridge(rows, weight, outputs)
         if ridge is None:
             return state, self._ridge
@@ -135,6 +145,40 @@ class NewtonHead(OwnsHead):
             if new is None or not bool(new.W.to(linear.weight.dtype).isfinite().all()):
                 return state, ridge
         return new, best
+
+    def _settings(self, linear: nn.Linear) -> UpdateSettings:
+        lam = self.forgetting if self.forgets else 1.0
+        return UpdateSettings(lam, self.label_smoothing, linear.weight.dtype)
+
+    def _backend_for(self, linear: nn.Linear, rows: int) -> TorchBackend:
+        """The backend of updates of this many rows outside of a captured step."""
+        weight, (K, p), backend = linear.weight, self._state.W.shape, self._backend
+        kind = weight.device.type, self._state.W.dtype, p, K, rows
+        row = choose("cross-entropy", UpdateSize(*kind, head_dtype=weight.dtype, contiguous=weight.is_contiguous()))
+        if backend is None or (backend.name, backend.dtype) != (row.backend, weight.dtype):
+            backend = self._backend = row.load()(linear)
+        return backend
+
+    def _learn(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> None:
+        """Learn samples, and choose the ridge where that is due; or raise an error, and nothing changes."""
+        linear = self._located()
+        rows, settings = self._rows(features, targets, sample_weight), self._settings(linear)
+        by_evidence = self.ridge == "evidence"
+        updates, state, ridge = self._updates_now(), self._state, self._ridge
+        if by_evidence and not updates:
+            state, ridge = self._begun(rows[0], rows[2])
+        samples = Samples(*rows, settings, updates)
+        backend = self._backend_for(linear, samples.rows)
+        new = backend.learn(state, samples)
+        if not new.finite:
+            raise self._explain(*rows[:2], new.state.W)
+        state, head = new.state, new.head
+        if by_evidence and due(updates, updates + 1, settings.forgetting):
+            state, ridge = self._chosen(state, ridge)
+            if state is not new.state:
+                state = state.copy() if backend.owns(new.state) else state  # recordings write into its tensors
+                head = state.W.to(linear.weight.dtype)
+        self._assign(head, _state=state, _ridge=ridge, _updates=updates + 1)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the settings, without the head's weights, which are in the `nn.Linear`."""

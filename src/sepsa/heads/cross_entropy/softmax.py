@@ -12,11 +12,10 @@ from torch.nn import functional
 from sepsa.heads.base import parameters
 from sepsa.heads.base.checks import check_labels, check_outputs, check_rows, explain_nonfinite, is_integer
 from sepsa.heads.cross_entropy.captured import CapturedSoftmax
-from sepsa.heads.cross_entropy.eager import Samples, TorchBackend
-from sepsa.heads.cross_entropy.math import TOLERANCE, UpdateSettings, both, class_factors, probabilities_of, start
+from sepsa.heads.cross_entropy.eager import Rows
+from sepsa.heads.cross_entropy.math import TOLERANCE, both, class_factors, probabilities_of, start
 from sepsa.heads.cross_entropy.newton import NOISE_FACTOR, NewtonHead, check_count, weights_setting
 from sepsa.heads.least_squares.evidence import due, updates_until
-from sepsa.heads.run.choose import UpdateSize, choose, forced
 from sepsa.validation import is_number
 
 
@@ -67,10 +66,8 @@ class SoftmaxNewton(NewtonHead):
     """
 
     settings = ("forgetting", "label_smoothing", "class_weight")
-    _not_copied = ("_captured", "_backend")  # recordings stay with the original
+    _not_copied = ("_captured", *NewtonHead._not_copied)  # recordings stay with the original
     _captured: CapturedSoftmax | None = None  # what recordings of captured steps write to
-    _backend: TorchBackend | None = None  # of other updates
-    _chosen_by: tuple[str, str | None] | None = None  # the device and the forced backend for which it was chosen
 
     def __init__(
         self,
@@ -182,42 +179,18 @@ class SoftmaxNewton(NewtonHead):
         Raises:
             ValueError: A shape, label or probability is wrong, or a value is not finite; nothing was learned.
         """
-        linear = self._located()
-        self._check(linear, features, targets, sample_weight)
-        by_evidence = self.ridge == "evidence"
-        if by_evidence:
-            self._choose_after_capture()
-        updates, state, ridge = self._updates_now(), self._state, self._ridge
-        if by_evidence and not updates:
-            state, ridge = self._begun(features, sample_weight)
-        settings, backend = self._settings(linear), self._backend_for(linear)
-        new = backend.learn(state, Samples(features, targets, sample_weight, settings, updates))
-        if not new.finite:
-            raise self._explain(features, targets, new.state.W)
-        state, head = new.state, new.head
-        if by_evidence and due(updates, updates + 1, settings.forgetting):
-            state, ridge = self._chosen(state, ridge)
-            if state is not new.state:
-                state = state.copy() if backend.owns(new.state) else state  # recordings write into its tensors
-                head = state.W.to(linear.weight.dtype)
-        self._assign(head, _state=state, _ridge=ridge, _updates=updates + 1)
+        self._located()
+        self._choose_after_capture()
+        self._learn(features, targets, sample_weight)
 
-    def _backend_for(self, linear: nn.Linear) -> TorchBackend:
-        """The backend of updates outside of a captured step."""
-        backend, chosen_by = self._backend, (linear.weight.device.type, forced())
-        if backend is None or backend.linear is not linear or self._chosen_by != chosen_by:
-            K, p = self._state.W.shape
-            row = choose("cross-entropy", UpdateSize(chosen_by[0], self._state.W.dtype, p, K))
-            backend = self._backend = row.load()(linear)
-            self._chosen_by = chosen_by
-        return backend
-
-    def _check(self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> None:
+    def _rows(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Rows:
+        linear = self._head()
         check_rows(linear, features)
         if is_integer(targets) and targets.dtype != torch.bool and targets.shape == features.shape[:-1]:
             check_labels(linear, features, targets, sample_weight)
         else:
             check_rows(linear, features, targets, sample_weight)
+        return features, targets, sample_weight
 
     @torch.no_grad()
     def prepare_capture(self) -> Hashable:
@@ -236,10 +209,6 @@ class SoftmaxNewton(NewtonHead):
         if self.ridge == "evidence":
             captured.updates = int(captured.now.counters[0])
         return self._settings(linear), tuple(self.class_weight or ()), captured.place
-
-    def _settings(self, linear: nn.Linear) -> UpdateSettings:
-        lam = self.forgetting if self.forgets else 1.0
-        return UpdateSettings(lam, self.label_smoothing, linear.weight.dtype)
 
     @torch.no_grad()
     def update_captured(self, features: Tensor, targets: Tensor) -> Tensor:

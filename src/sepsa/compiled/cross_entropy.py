@@ -1,0 +1,346 @@
+"""One update of a cross-entropy head as one compiled call: `cross_entropy.math.learned` in loops, symbols as there.
+
+A call reads one state and writes another, so that it learns everything or nothing. What a head has several of, one for
+each output that learns separately, it learns one after the other.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import numpy as np
+
+from sepsa.compiled.kernels import array_at, called, kernel
+from sepsa.compiled.least_squares import (
+    PRODUCT_LIMIT,
+    fits,
+    follow,
+    restored_coordinate,
+    restored_count,
+    restored_ridge,
+)
+from sepsa.compiled.linear_algebra import (
+    add_product,
+    add_scaled,
+    backward,
+    backward_row,
+    cholesky,
+    copy,
+    copy_rows,
+    forward,
+    forward_row,
+    scale,
+)
+
+# What this form of the update shares with that in torch.
+FADE = 7.0  # how many old samples a new one replaces in the curvature
+TOLERANCE = 1e-3  # of the sum of a sample's class probabilities: float16 and bfloat16 round them
+EPSILON, TINY = 2.0**-52, 2.0**-1022
+
+
+@called
+def sum_of_squares(X):
+    """|X|²."""
+    total = 0.0
+    for i in range(X.shape[0]):
+        for j in range(X.shape[1]):
+            total += X[i, j] ** 2
+    return total
+
+
+@called
+def residuals_of(W, Phi, labels, targets, omega, weights, smoothing, R, U):
+    """R and U (K, n) of (1) at the head W; returns Σ m, which is NaN where targets or features are not valid.
+
+    Without `labels` the `targets` are probabilities, and without `omega` all samples have the weight 1.
+    """
+    (n, p), K, C = Phi.shape, W.shape[0], weights.size
+    samples, first = 0.0, C - K  # one output is the logit of class 1 against a 0 for class 0
+    for i in range(n):
+        m, total = 0.0, 0.0
+        for c in range(C):
+            if labels.size:
+                t = 1.0 if labels[i] == c else 0.0
+            elif first and c == 0:
+                t = 1.0 - targets[i, 0]
+            else:
+                t = targets[i, c - first]
+            if not t >= 0.0:
+                return np.nan
+            total += t
+            t = ((1.0 - smoothing) * t + smoothing / C) * weights[c] * (omega[i] if omega.size else 1.0)
+            m += t
+            if c >= first:
+                U[c - first, i] = t
+        if not abs(total - 1.0) <= TOLERANCE:
+            return np.nan
+        samples += m
+        largest = 0.0 if first else -np.inf
+        for c in range(K):
+            logit = 0.0
+            for j in range(p):
+                logit += W[c, j] * Phi[i, j]
+            R[c, i] = logit
+            largest = max(largest, logit)
+        whole = math.exp(-largest) if first else 0.0
+        for c in range(K):
+            R[c, i] = math.exp(R[c, i] - largest)
+            whole += R[c, i]
+        for c in range(K):
+            P = R[c, i] / whole
+            R[c, i] = m * P - U[c, i]
+            U[c, i] = (m * P * (1.0 - P) + R[c, i] ** 2 / max(m, TINY)) / 2.0
+    return samples if sum_of_squares(Phi) < np.inf else np.nan
+
+
+@called
+def factor(A, inverse):
+    """The lower triangle of A becomes the factor of I + A, as `least_squares.math.root` has it."""
+    trace = 0.0
+    for i in range(A.shape[0]):
+        trace += A[i, i]
+    for i in range(A.shape[0]):
+        A[i, i] += 1.0 + 4.0 * EPSILON * trace
+    return cholesky(A, inverse)
+
+
+@called
+def absorb_rows(T, W, F, E, d, faded, V, M, C, inverse):
+    """The rows F (r, p) join T in place, and W takes the step of (2): r x r systems, V = FT and M = FFᵀ."""
+    r, p = F.shape
+    V[:] = 0.0
+    M[:] = 0.0
+    add_product(M, F, F, True)
+    for j in range(p):
+        scale(T[j], faded)
+    for i in range(r):
+        for j in range(i + 1):
+            C[i, j] = d[i] * M[i, j] * d[j]
+        for j in range(p):
+            add_scaled(T[j], F[i, j], V[i])
+    if not factor(C, inverse) or not factor(M, inverse):
+        return False
+    for o in range(W.shape[0]):
+        forward_row(C, E[o])
+        backward_row(C, E[o])
+        for i in range(r):
+            add_scaled(V[i], -d[i] * E[o, i], W[o])
+    forward(M, V)
+    for i in range(r):
+        M[i, i] += 1.0
+    backward(M, V)
+    for j in range(p):
+        for i in range(r):
+            add_scaled(V[i], -F[i, j], T[j])
+    return True
+
+
+@called
+def absorb_columns(T, W, F, E, d, faded, G, C, x, inverse):
+    """The same by p x p systems, for p rows or more; G (p, r) is a buffer."""
+    r, p = F.shape
+    for j in range(p):
+        scale(T[j], faded)
+    for inflates in (True, False):
+        for i in range(r):
+            for j in range(p):
+                G[j, i] = F[i, j] * (d[i] if inflates else 1.0)
+        C[:] = 0.0
+        add_product(C, G, G, True)
+        if not factor(C, inverse):
+            return False
+        for o in range(W.shape[0] if inflates else 0):
+            x[:] = 0.0
+            for i in range(r):
+                add_scaled(F[i], d[i] * E[o, i], x)
+            forward_row(C, x)
+            backward_row(C, x)
+            for j in range(p):
+                add_scaled(T[j], -x[j], W[o])
+    forward(C, T)
+    return True
+
+
+@called
+def blended(shares, U, samples, counters, p, forgetting, new_shares, scratch):
+    """λ and ρ of (2); the new Σ U of each class, and in `scratch` its factor s."""
+    (K, n), classes = U.shape, min(U.shape[0], 2)
+    total = counters[1] + (FADE + 1.0) * p
+    lam = min(total / (total + FADE * samples), forgetting)
+    whole, sums, most = 0.0, 0.0, 0.0
+    for c in range(K):
+        scratch[c] = 0.0
+        for i in range(n):
+            scratch[c] += U[c, i]
+        whole += scratch[c]
+        new_shares[c] = lam * shares[c] + (1.0 - lam) + scratch[c]
+        sums += new_shares[c]
+    for c in range(K):
+        s = classes * new_shares[c] / sums
+        most = max(most, scratch[c] / s)
+        scratch[c] = s
+    return lam, max(1.0, most * classes / max(whole, TINY))
+
+
+@called
+def gather(T, W, prior, Phi, ridge, left, cursor, R, U, s, rho, faded, F, E, d):
+    """The rows that A gains as T sees them, F, the residuals of (2) and the inflation D; `left` gets its ridge back."""
+    (n, p), K = Phi.shape, W.shape[0]
+    F[:] = 0.0
+    add_product(F[:n], Phi, T, False)
+    for i in range(n):
+        omega = 0.0
+        for c in range(K):
+            omega += U[c, i]
+        d[i], by = math.sqrt(rho), math.sqrt(omega)
+        scale(F[i], by * faded)
+        for c in range(K):
+            E[c, i] = R[c, i] / (s[c] * max(by, TINY) * d[i])
+    for i in range(n, F.shape[0]):
+        at = restored_coordinate(cursor, i - n, p)
+        full = restored_ridge(ridge[at], left[at])
+        d[i], by = 1.0, math.sqrt(max(0.0, full - left[at]))
+        left[at] = full
+        for j in range(p):
+            F[i, j] = by * faded * T[j, at]
+        for c in range(K):
+            E[c, i] = by * (W[c, at] - prior[c, at])
+
+
+@called
+def learn(old, new, prior, Phi, labels, targets, omega, weights, ridge, settings, work):
+    """Learn rows with one curvature. Of the new state, W is that of the head. False: another route must learn them."""
+    T, _, shares, left, counters = old
+    new_T, W, new_shares, new_left, new_counters = new
+    F, V, G, M, C, E, R, U, scratch = work
+    (r, p), K, n = F.shape, W.shape[0], Phi.shape[0]
+    d, inverse, s, x = scratch[0, :r], scratch[1], scratch[2, :K], scratch[3, :p]
+    samples = residuals_of(W, Phi, labels, targets, omega, weights, settings[1], R, U)
+    if not samples < np.inf:
+        return False
+    lam, rho = blended(shares, U, samples, counters, p, settings[0], new_shares, s)
+    faded, cursor = 1.0 / math.sqrt(lam), int(counters[2])
+    copy(left, new_left)
+    scale(new_left, lam)
+    gather(T, W, prior, Phi, ridge, new_left, cursor, R, U, s, rho, faded, F, E, d)
+    if not sum_of_squares(F) <= PRODUCT_LIMIT:
+        return False
+    copy_rows(T, new_T)
+    if r < p:
+        learned = absorb_rows(new_T, W, F, E, d, faded, V, M, C, inverse)
+    else:
+        learned = absorb_columns(new_T, W, F, E, d, faded, G, C, x, inverse)
+    new_counters[0], new_counters[1] = counters[0] + 1.0, counters[1] + samples
+    new_counters[2] = restored_coordinate(cursor, r - n, p)
+    total = sum_of_squares(new_T) + new_counters[1]
+    for c in range(K):
+        total += new_shares[c]
+    return learned and total < np.inf
+
+
+# What a call gets: the addresses of its own numbers; of T, W, shares, ridge_left and counters, first old and then new;
+# of the prior, the class weights and the ridge; of the head's weight, and its bias or 0; of features, and whether they
+# are in float64; of labels or 0, of probabilities or 0, of sample weights or 0, and of a buffer. Then how many
+# curvatures there are, the outputs of each, the inputs of the head, and whether a curvature without samples stays;
+# forgetting and smoothing.
+CALL = struct.Struct("26q2d")
+
+
+def work_length(n: int, r: int, p: int, K: int) -> int:
+    """How many numbers the buffer of an update has."""
+    return 2 * r * p + 2 * min(r, p) ** 2 + K * (r + 2 * n) + 4 * max(r, p, K) + n * p
+
+
+@called
+def work_at(at, n, r, p, K):
+    """The matrices of the buffer at this address, and Φ."""
+    q = min(r, p)
+    F, at = array_at(at, (r, p), np.float64), at + 8 * r * p
+    V, G, at = array_at(at, (r, p), np.float64), array_at(at, (p, r), np.float64), at + 8 * r * p
+    M, C, at = array_at(at, (q, q), np.float64), array_at(at + 8 * q * q, (q, q), np.float64), at + 16 * q * q
+    E, R = array_at(at, (K, r), np.float64), array_at(at + 8 * K * r, (K, n), np.float64)
+    U, at = array_at(at + 8 * K * (r + n), (K, n), np.float64), at + 8 * K * (r + 2 * n)
+    scratch, Phi = array_at(at, (4, max(r, p, K)), np.float64), array_at(at + 32 * max(r, p, K), (n, p), np.float64)
+    return (F, V, G, M, C, E, R, U, scratch), Phi
+
+
+@called
+def read_rows(features, Phi):
+    """Make Φ of features (n, k)."""
+    (n, k), p = features.shape, Phi.shape[1]
+    for i in range(n):
+        for j in range(k):
+            Phi[i, j] = features[i, j]
+        if k < p:
+            Phi[i, k] = 1.0
+
+
+@called
+def curvature_at(model, first, i, K, p):
+    """T, W, shares, ridge_left and counters of curvature number i, of the state whose addresses begin at `first`."""
+    return (
+        array_at(model[first] + 8 * i * p * p, (p, p), np.float64),
+        array_at(model[first + 1] + 8 * i * K * p, (K, p), np.float64),
+        array_at(model[first + 2] + 8 * i * K, (K,), np.float64),
+        array_at(model[first + 3] + 8 * i * p, (p,), np.float64),
+        array_at(model[first + 4] + 24 * i, (3,), np.float64),
+    )
+
+
+@called
+def largest(x):
+    """The largest number of x, at least 0."""
+    found = 0.0
+    for i in range(x.size):
+        found = max(found, x[i])
+    return found
+
+
+@called
+def keep(old, new):
+    """Make the new state of a curvature the old one; W stays that of the head."""
+    copy_rows(old[0], new[0])
+    copy(old[2], new[2])
+    copy(old[3], new[3])
+    copy(old[4], new[4])
+
+
+@called
+def learn_rows(model, n, dtype):
+    """Let a head whose weights have this dtype learn n rows. False: another route must learn them."""
+    heads, K, k, keeps = model[22], model[23], model[24], model[25]
+    settings = array_at(model[0] + 208, (2,), np.float64)
+    m, p = heads * K, k + (1 if model[15] else 0)
+    weight, bias = array_at(model[14], (m, k), dtype), array_at(model[15], (m if p > k else 0,), dtype)
+    W, new_W = array_at(model[2], (m, p), np.float64), array_at(model[7], (m, p), np.float64)
+    prior, weights = array_at(model[11], (m, p), np.float64), array_at(model[12], (heads, max(K, 2)), np.float64)
+    ridge, labels = array_at(model[13], (p,), np.float64), array_at(model[18], (n if model[18] else 0,), np.int64)
+    targets = array_at(model[19], (n if model[19] else 0, m), np.float64)
+    omega = array_at(model[20], (n if model[20] else 0, heads), np.float64)
+    work, Phi = work_at(model[21], n, n + restored_count(p, settings[0], 0, n), p, K)
+    if model[17]:
+        read_rows(array_at(model[16], (n, k), np.float64), Phi)
+    else:
+        read_rows(array_at(model[16], (n, k), dtype), Phi)
+    follow(W, weight, bias, new_W)
+    for i in range(heads):
+        old, new = curvature_at(model, 1, i, K, p), curvature_at(model, 6, i, K, p)
+        mine, own = slice(i * K, i * K + K), omega[:, i]
+        if keeps and omega.size and not largest(own) > 0.0:
+            keep(old, new)
+        elif not learn(old, new, prior[mine], Phi, labels, targets[:, mine], own, weights[i], ridge, settings, work):
+            return False
+    return fits(new_W, weight)
+
+
+@kernel
+def update_float32(model, n):
+    """Let a head in float32 learn n rows."""
+    return learn_rows(model, n, np.float32)
+
+
+@kernel
+def update_float64(model, n):
+    """Let a head in float64 learn n rows."""
+    return learn_rows(model, n, np.float64)

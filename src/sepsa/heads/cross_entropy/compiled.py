@@ -1,0 +1,80 @@
+"""The backend of small cross-entropy heads on a CPU: each update is one call of a compiled kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sepsa.compiled import code
+from sepsa.compiled import cross_entropy as kernels
+from sepsa.compiled.kernels import CALL as KERNEL
+from sepsa.heads.base.checks import own_parameters
+from sepsa.heads.cross_entropy.eager import Learned, Samples, TorchBackend
+from sepsa.heads.cross_entropy.math import CrossEntropyState, with_root
+from sepsa.restoration import due
+
+UPDATES = {torch.float32: kernels.update_float32, torch.float64: kernels.update_float64}
+PACK = kernels.CALL.pack_into
+
+
+class CompiledBackend(TorchBackend):
+    """Updates that write a new state in one call; what it refuses is learned, or explained, by torch."""
+
+    name = "compiled"
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__(linear)
+        self._kernel = KERNEL(code.address(UPDATES[self.dtype]))
+        self._call: Any = np.zeros(kernels.CALL.size // 8, np.int64)
+        self._address = self._call.ctypes.data
+        self._work: Any = np.empty(0)
+        self._last: tuple[Any, list[int]] = None, []  # the state after the last update, and its addresses
+
+    def learn(self, state: CrossEntropyState, samples: Samples) -> Learned:
+        """The state after an update, in memory of its own."""
+        features, targets, sample_weight, settings, _ = samples
+        if not type(features) is type(targets) is Tensor:
+            return super().learn(state, samples)
+        (last, known), old = self._last, state
+        if state is not last:
+            old = with_root(state).map(Tensor.contiguous)
+            known = [part.data_ptr() for part in (*written(old), old.prior, old.weights, old.ridge)]
+        (weight, bias), n = own_parameters(self.linear), samples.rows
+        (m, p), separate = old.W.shape, old.T.ndim == 3
+        heads = m if separate else 1
+        length = kernels.work_length(n, n + due(p, settings.forgetting, at_least=n), p, m // heads)
+        if self._work.size < length:
+            self._work = np.empty(length)
+        x = plain(features, self.dtype if features.dtype is self.dtype else torch.float64)
+        labels = not targets.is_floating_point()
+        y = plain(targets, torch.int64 if labels else torch.float64)
+        omega = None if sample_weight is None else plain(sample_weight, torch.float64)
+        T, W, shares, left, counters = (torch.empty_like(part) for part in written(old))
+        new = old._replace(T=T, W=W, shares=shares, ridge_left=left, counters=counters)
+        made = [part.data_ptr() for part in written(new)]
+        PACK(
+            *(self._call, 0, self._address, *known[:5], *made, *known[5:]),
+            *(weight.data_ptr(), 0 if bias is None else bias.data_ptr(), x.data_ptr(), x.dtype is torch.float64),
+            *((y.data_ptr(), 0) if labels else (0, y.data_ptr())),
+            *(0 if omega is None else omega.data_ptr(), self._work.ctypes.data),
+            *(heads, m // heads, weight.shape[1], separate, settings.forgetting, settings.label_smoothing),
+        )
+        if not self._kernel(self._address, n):
+            return super().learn(state, samples)
+        self._last = new, made + known[5:]
+        return Learned.of(new, settings, True)
+
+
+def plain(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The numbers of a tensor in this dtype, as they follow each other in memory."""
+    if tensor.dtype is dtype and tensor.is_contiguous() and not tensor.is_neg():
+        return tensor
+    return tensor.detach().to(dtype).contiguous().resolve_neg()
+
+
+def written(state: CrossEntropyState) -> tuple[Tensor, ...]:
+    """What an update changes."""
+    return state.T, state.W, state.shares, state.ridge_left, state.counters
