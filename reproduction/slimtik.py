@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sepsa.heads.base import checks, parameters
-from sepsa.heads.base.head import OwnsHead
+from sepsa.heads.base.head import OwnsHead, assign, head_of, shape_words
 from sepsa.states import schema
 from sepsa.validation import at_least, in_range
 
@@ -188,7 +188,7 @@ class SlimTik(OwnsHead):
         self._state = SlimTikState(0, self.regularization, self.regularization, ())
 
     def _ready(self) -> nn.Linear:
-        return self._head()  # the memory stays on the CPU, where the arithmetic runs
+        return head_of(self)  # the memory stays on the CPU, where the arithmetic runs
 
     def state_dict(self) -> dict[str, Any]:
         """Return the settings and the memory, without the head's weights, which are in the `nn.Linear`."""
@@ -227,7 +227,7 @@ class SlimTik(OwnsHead):
             raise saved.damaged("blocks", "of one or more samples each", "an empty one")
         state = SlimTikState(steps, last, total, tuple(copies))
         settings: dict[str, Any] = {"memory": memory, "candidates": candidates, "bounds": tuple(map(float, bounds))}
-        self._assign(**settings, regularization=float(regularization), _state=state, _previous=None)
+        assign(self, **settings, regularization=float(regularization), _state=state, _previous=None)
 
     @property
     def steps(self) -> int:
@@ -268,7 +268,7 @@ class SlimTik(OwnsHead):
           does not, the batches are too small for this method. NaN before an update.
         - `regularization_sum`, the ridge as chosen so far. At one of its `bounds`: widen them.
         """
-        state, linear = self._state_now(), self._head()
+        state, linear = self._state_now(), head_of(self)
         eigenvalues = torch.linalg.eigvalsh(self._curvature())
         low, high = max(float(eigenvalues[0]), state.regularization_sum), float(eigenvalues[-1])
         step = math.nan
@@ -283,14 +283,14 @@ class SlimTik(OwnsHead):
         }
 
     def __repr__(self) -> str:
-        return f"SlimTik(memory={self.memory}, regularization={self.regularization:g}{self._shape_words()})"
+        return f"SlimTik(memory={self.memory}, regularization={self.regularization:g}{shape_words(self.linear)})"
 
     def _state_now(self) -> SlimTikState:
-        self._head()  # a head without one has no state
+        head_of(self)  # a head without one has no state
         return self._state
 
     def _shape(self) -> tuple[int, int]:
-        linear = self._head()
+        linear = head_of(self)
         return linear.out_features, parameters.width(linear)
 
     def _curvature(self) -> Tensor:
@@ -325,7 +325,7 @@ class SlimTik(OwnsHead):
         Raises:
             ValueError: A shape is wrong or a value is not finite; nothing was learned.
         """
-        linear = self._head()
+        linear = head_of(self)
         if sample_weight is not None:
             raise ValueError(
                 f"sample_weight must be None, got a {type(sample_weight).__name__}: "
@@ -354,7 +354,7 @@ class SlimTik(OwnsHead):
             raise checks.explain_nonfinite(features, targets, linear, W)
         head = rounded.to(linear.weight.device)
         new = SlimTikState(state.steps + 1, lam, tau, (*state.blocks, Z)[-self.memory :] if self.memory else ())
-        self._assign(head, _state=new, _previous=start)
+        assign(self, head, _state=new, _previous=start)
 
     def _solve(self, Z: Tensor, E: Tensor, W: Tensor) -> tuple[Tensor, float, float]:
         """The new head, its Λ and τ, from the block Z (p, n) with residuals E (m, n)."""
@@ -377,7 +377,7 @@ class SlimTik(OwnsHead):
         Returns:
             Outputs (..., out_features), computed in the solver's dtype.
         """
-        linear = self._head()
+        linear = head_of(self)
         checks.check_rows(linear, features)
         Phi = parameters.rows(linear, features, self.dtype)
         if not bool(Phi.square().sum().isfinite()):

@@ -19,7 +19,7 @@ from sepsa.heads.base.checks import (
     explain_nonfinite,
     is_integer,
 )
-from sepsa.heads.base.head import OwnsHead
+from sepsa.heads.base.head import OwnsHead, assign, head_of, shape_words
 from sepsa.heads.base.state_checks import read_ridges, read_solver
 from sepsa.heads.cross_entropy.math import probabilities_of
 from sepsa.heads.least_squares.math import mean_squared_error
@@ -133,7 +133,7 @@ class OnlineLBFGS(OwnsHead):
             entries[key] = saved.integer(key) if key in ("steps", "pairs") else saved.number(key, 0)
         state = LBFGSState(**entries)
         settings |= {"forgetting": float(settings["forgetting"]), "ridge": ridge, "bias_ridge": bias_ridge}
-        self._assign(**settings, _state=state, _compact=compact(state))
+        assign(self, **settings, _state=state, _compact=compact(state))
 
     @property
     def steps(self) -> int:
@@ -156,16 +156,16 @@ class OnlineLBFGS(OwnsHead):
     def __repr__(self) -> str:
         return (
             f"OnlineLBFGS(loss={self.loss_name!r}, memory={self.memory}, ridge={self.ridge:g}, "
-            f"forgetting={self.forgetting:g}{parameters.bias_words(self.bias_ridge)}{self._shape_words()})"
+            f"forgetting={self.forgetting:g}{parameters.bias_words(self.bias_ridge)}{shape_words(self.linear)})"
         )
 
     def _ready(self) -> nn.Linear:
         """The head, with the state where it is."""
-        linear = self._head()
+        linear = head_of(self)
         device = linear.weight.device
         if device != self._state.W.device:
             inverse = self._compact._replace(M=self._compact.M.to(device))
-            self._assign(_state=moved(self._state, device), _compact=inverse)
+            assign(self, _state=moved(self._state, device), _compact=inverse)
         return linear
 
     # ------------------------------------------------------------------ learning
@@ -271,7 +271,7 @@ class OnlineLBFGS(OwnsHead):
         if new.pair_samples * self.memory >= N:
             new, inverse = remember(new, inverse)
             new = new._replace(s=D, y=torch.zeros_like(y), pair_samples=0.0)
-        self._assign(head, _state=new, _compact=inverse)
+        assign(self, head, _state=new, _compact=inverse)
 
     @torch.no_grad()
     def predict(self, features: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sepsa.heads.base import partial_targets
 from sepsa.heads.base.checks import check_outputs, check_rows
-from sepsa.heads.base.head import OwnsHead
+from sepsa.heads.base.head import OwnsHead, head_of, shape_words
 from sepsa.heads.base.parameters import commit
 from sepsa.heads.protocols import HeadSolver, Posterior, Revertible
 from sepsa.states import schema
@@ -157,7 +157,7 @@ class PerOutput(OwnsHead, Generic[S]):
         return partial_targets.worst([solver.health() for solver in self._each])
 
     def __repr__(self) -> str:
-        return f"PerOutput({self.solver!r}{self._shape_words()})"
+        return f"PerOutput({self.solver!r}{shape_words(self.linear)})"
 
     @property
     def _each(self) -> list[Any]:
@@ -166,7 +166,7 @@ class PerOutput(OwnsHead, Generic[S]):
 
     def _ready(self) -> nn.Linear:
         """The head, with the rows that the solvers own laid over its memory."""
-        linear = self._head()
+        linear = head_of(self)
         if not lies_over(self._each[-1].linear, linear):  # set last, so that after an interrupt all are set again
             for solver, row in zip(self._each, rows_of(linear), strict=True):
                 for name, parameter in row._parameters.items():

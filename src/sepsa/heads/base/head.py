@@ -50,7 +50,7 @@ class OwnsHead(ABC):
         Returns:
             This solver.
         """
-        if is_new_head(self._label(), self.linear, linear):
+        if is_new_head(type(self).__name__, self.linear, linear):
             self._start(linear)
             self.linear = linear
         return self
@@ -64,7 +64,7 @@ class OwnsHead(ABC):
         Returns:
             This solver.
         """
-        self._head().to(device)
+        head_of(self).to(device)
         self._ready()
         return self
 
@@ -81,30 +81,30 @@ class OwnsHead(ABC):
         """
         self._located()
         values, head = checkpoint
-        self._assign(head, **dict(zip(self._replaced, values, strict=True)))
+        assign(self, head, **dict(zip(self._replaced, values, strict=True)))
 
-    def _assign(self, head: Tensor | None = None, **attributes: Any) -> None:
-        """Set these attributes and the head's weights (m, p); an interrupt leaves all of them set or none."""
-        linear = self._head()
 
-        def write() -> None:
-            for name, value in attributes.items():
-                setattr(self, name, value)
-            if head is not None:
-                store(linear, head)
+def head_of(solver: OwnsHead) -> nn.Linear:
+    """The head of a solver; an error where it has none."""
+    if solver.linear is None:
+        name = type(solver).__name__
+        raise RuntimeError(f"this {name} is not bound to a head: call bind(linear) first, or pass it to SepSA")
+    return solver.linear
 
-        commit(write)
 
-    def _label(self) -> str:
-        """The name of the solver in errors."""
-        return type(self).__name__
+def assign(solver: OwnsHead, head: Tensor | None = None, **attributes: Any) -> None:
+    """Set these attributes and the head's weights (m, p); an interrupt leaves all of them set or none."""
+    linear = head_of(solver)
 
-    def _head(self) -> nn.Linear:
-        if self.linear is None:
-            name = self._label()
-            raise RuntimeError(f"this {name} is not bound to a head: call bind(linear) first, or pass it to SepSA")
-        return self.linear
+    def write() -> None:
+        for name, value in attributes.items():
+            setattr(solver, name, value)
+        if head is not None:
+            store(linear, head)
 
-    def _shape_words(self) -> str:
-        """The head's shape for a repr."""
-        return "" if self.linear is None else f", head={self.linear.in_features}->{self.linear.out_features}"
+    commit(write)
+
+
+def shape_words(linear: nn.Linear | None) -> str:
+    """The shape of a solver's head for a repr."""
+    return "" if linear is None else f", head={linear.in_features}->{linear.out_features}"

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sepsa.heads.base import parameters, partial_targets
+from sepsa.heads.base import partial_targets
 from sepsa.heads.base.checks import check_labels, check_outputs, check_rows, explain_nonfinite, is_integer
+from sepsa.heads.base.head import head_of
 from sepsa.heads.cross_entropy.eager import Rows
-from sepsa.heads.cross_entropy.math import start
 from sepsa.heads.cross_entropy.newton import NOISE_FACTOR, NewtonHead, check_count, weights_setting
 
 IGNORE_INDEX = -100
@@ -78,17 +78,18 @@ class LogisticNewton(NewtonHead):
     # ------------------------------------------------------------------ state
 
     def _start(self, linear: nn.Linear) -> None:
-        m, W = linear.out_features, parameters.start(linear, None)
-        one = start(W, **self._derived(linear, W))
+        super()._start(linear)
+        one, m = self._state, linear.out_features
         T, left, counters = one.T.repeat(m, 1, 1), one.ridge_left.repeat(m, 1), one.counters.repeat(m, 1)
         self._state = one._replace(T=T, ridge_left=left, counters=counters)
 
-    def _derived(self, linear: nn.Linear, W: Tensor) -> dict[str, Tensor]:
+    def _weights(self, W: Tensor) -> Tensor:
         check_count("pos_weight", self.pos_weight, len(W), "an output")
-        return {"weights": class_weights(self.pos_weight, W), "ridge": self._ridges(linear, W, self._ridge)}
+        yes = W.new_tensor(self.pos_weight or [1.0] * len(W))
+        return torch.stack([torch.ones_like(yes), yes], 1)  # of a negative and a positive sample
 
-    def __repr__(self) -> str:
-        return self._words("" if self.pos_weight is None else f", pos_weight={self.pos_weight}")
+    def _more_words(self) -> str:
+        return "" if self.pos_weight is None else f", pos_weight={self.pos_weight}"
 
     # ------------------------------------------------------------------ learning
 
@@ -103,17 +104,16 @@ class LogisticNewton(NewtonHead):
         Returns:
             A scalar.
         """
-        self._ready()
+        head_of(self)
         targets = as_numbers(targets, outputs)
         check_outputs(outputs, targets)
         missing = targets.isnan()
-        weight = None if self.pos_weight is None else self._state.weights[:, 1].to(outputs.dtype)
+        weight = None if self.pos_weight is None else self._state.weights[:, 1].to(outputs)
         each = functional.binary_cross_entropy_with_logits(
             outputs, targets.where(~missing, 0), pos_weight=weight, reduction="none"
         )
         return partial_targets.mean_loss(each, ~missing, sample_weight)
 
-    @torch.no_grad()
     def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
         """Learn samples as one block.
 
@@ -127,10 +127,10 @@ class LogisticNewton(NewtonHead):
         Raises:
             ValueError: A shape or target is wrong, or a value is not finite; nothing was learned.
         """
-        self._learn(features, targets, sample_weight)
+        super().update(features, targets, sample_weight)
 
     def _rows(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Rows:
-        linear, dtype = self._head(), self._state.W.dtype
+        linear, dtype = head_of(self), self._state.W.dtype
         check_rows(linear, features)
         if is_integer(targets):
             check_labels(linear, features, targets)
@@ -144,7 +144,7 @@ class LogisticNewton(NewtonHead):
         if bool(bad.any()):
             worst = targets[bad][0].item()
             return ValueError(f"targets must be 0 or 1, or probabilities in [0, 1], got {worst:g}: nothing was learned")
-        return explain_nonfinite(features, targets, self._head(), learned)
+        return explain_nonfinite(features, targets, head_of(self), learned)
 
     def _probabilities(self, outputs: Tensor) -> Tensor:
         return outputs.sigmoid()
@@ -165,9 +165,3 @@ def as_numbers(targets: Tensor, like: Tensor, leading: torch.Size | None = None)
     if targets.dtype != torch.bool:
         numbers = numbers.where(targets != IGNORE_INDEX, math.nan)
     return numbers.unsqueeze(-1) if numbers.shape == (like.shape[:-1] if leading is None else leading) else numbers
-
-
-def class_weights(pos_weight: list[float] | None, like: Tensor) -> Tensor:
-    """(m, 2): the weights of a negative and a positive sample for each output."""
-    yes = like.new_tensor(pos_weight or [1.0] * len(like))
-    return torch.stack([torch.ones_like(yes), yes], 1)

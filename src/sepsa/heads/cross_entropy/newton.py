@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sepsa.heads.base import health, parameters
 from sepsa.heads.base.checks import bias_setting, check_rows, ridge_setting
-from sepsa.heads.base.head import OwnsHead
+from sepsa.heads.base.head import OwnsHead, assign, head_of, shape_words
 from sepsa.heads.base.state_checks import check_regular, read_ridges, read_solver
 from sepsa.heads.cross_entropy import evidence as class_evidence
 from sepsa.heads.cross_entropy.eager import Rows, Samples, TorchBackend
@@ -22,6 +22,7 @@ from sepsa.heads.cross_entropy.math import (
     UpdateSettings,
     effective_samples,
     floor,
+    start,
     with_ridge,
     with_root,
 )
@@ -71,12 +72,24 @@ class NewtonHead(OwnsHead):
         self.bias_ridge = bias_setting(bias_ridge)
 
     @abstractmethod
+    def _weights(self, W: Tensor) -> Tensor:
+        """The `weights` of a state, which follow from the settings; those must fit the head, W (m, p)."""
+
+    @abstractmethod
+    def _more_words(self) -> str:
+        """The settings of this kind of head alone, for a repr."""
+
     def _derived(self, linear: nn.Linear, W: Tensor) -> dict[str, Tensor]:
-        """`weights` and `ridge` of the state, which follow from the settings; those must fit the head, W (m, p)."""
+        """What a state has from the settings."""
+        return {"weights": self._weights(W), "ridge": self._ridges(linear, W, self._ridge)}
 
     def _ridges(self, linear: nn.Linear, W: Tensor, ridge: float) -> Tensor:
         """The `ridge` (p,) of a state for this setting."""
         return floor(parameters.ridges(linear, ridge, self.bias_ridge, W), 1 if self.learns_partly else len(W))
+
+    def _start(self, linear: nn.Linear) -> None:
+        W = parameters.start(linear, None)
+        self._state = start(W, **self._derived(linear, W))
 
     @abstractmethod
     def _rows(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Rows:
@@ -102,28 +115,28 @@ class NewtonHead(OwnsHead):
 
     def _located(self) -> nn.Linear:
         """The head, with the state where it is."""
-        linear = self._head()
+        linear = head_of(self)
         device = linear.weight.device
         if self._state.T.device != device:
-            self._assign(_state=self._state.to(device))
+            assign(self, _state=self._state.to(device))
         return linear
 
     def _ready(self) -> nn.Linear:
         """The head, with the state where it is and T computed."""
         linear = self._located()
         if self._state.A is not None:
-            self._assign(_state=with_root(self._state))
+            assign(self, _state=with_root(self._state))
         return linear
 
     @property
     def ridge_now(self) -> float:
         """The ridge of the weights: `ridge`, or what evidence has chosen."""
-        self._head()
+        head_of(self)
         return self._ridge
 
     def _begun(self, features: Tensor, weight: Tensor | None) -> tuple[CrossEntropyState, float]:
         """The state before the first update, with a ridge by evidence for these features, and that ridge."""
-        linear, state = self._head(), self._state
+        linear, state = head_of(self), self._state
         outputs = class_evidence.outputs_together(state)
         rows = features.detach().reshape(-1, linear.in_features).to(state.W.dtype)
         if weight is not None:
@@ -137,7 +150,7 @@ class NewtonHead(OwnsHead):
 
     def _chosen(self, state: CrossEntropyState, ridge: float) -> tuple[CrossEntropyState, float]:
         """The state, which has this ridge, with the ridge of the largest evidence, and that ridge."""
-        linear, forgetting = self._head(), self.forgetting if self.forgets else 1.0
+        linear, forgetting = head_of(self), self.forgetting if self.forgets else 1.0
         with torch.autocast(linear.weight.device.type, enabled=False):
             found = class_evidence.evidence_of(state, forgetting, linear.bias is not None)
             best = class_evidence.best_ridge(found, ridge, self.noise_factor)
@@ -159,8 +172,15 @@ class NewtonHead(OwnsHead):
             backend = self._backend = row.load()(linear)
         return backend
 
-    def _learn(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> None:
-        """Learn samples, and choose the ridge where that is due; or raise an error, and nothing changes."""
+    @torch.no_grad()
+    def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
+        """Learn samples, and choose the ridge where that is due; or raise an error, and nothing changes.
+
+        Args:
+            features: Inputs of the head (..., in_features).
+            targets: Targets as `loss` takes them.
+            sample_weight: Factors on the samples' losses.
+        """
         linear = self._located()
         rows, settings = self._rows(features, targets, sample_weight), self._settings(linear)
         by_evidence = self.ridge == "evidence"
@@ -178,7 +198,7 @@ class NewtonHead(OwnsHead):
             if state is not new.state:
                 state = state.copy() if backend.owns(new.state) else state  # recordings write into its tensors
                 head = state.W.to(linear.weight.dtype)
-        self._assign(head, _state=state, _ridge=ridge, _updates=updates + 1)
+        assign(self, head, _state=state, _ridge=ridge, _updates=updates + 1)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the settings, without the head's weights, which are in the `nn.Linear`."""
@@ -218,7 +238,7 @@ class NewtonHead(OwnsHead):
         state = CrossEntropyState(**tensors, **derived)
         check_values(saved, state)
         own = (*self.settings, "ridge", "noise_factor", "bias_ridge", "_ridge")
-        self._assign(**{name: getattr(fresh, name) for name in own}, _state=state, _updates=None)
+        assign(self, **{name: getattr(fresh, name) for name in own}, _state=state, _updates=None)
 
     @property
     def steps(self) -> int:
@@ -299,11 +319,10 @@ class NewtonHead(OwnsHead):
         Phi, mean = self._logits(features)
         if not return_std:
             return mean
-        return Posterior(mean, parameters.as_outputs(self._head(), features, self._deviation(Phi)))
+        return Posterior(mean, parameters.as_outputs(head_of(self), features, self._deviation(Phi)))
 
-    def _words(self, more: str) -> str:
-        """`__repr__` with what is particular to the kind of head."""
-        more = parameters.bias_words(self.bias_ridge) + more + self._shape_words()
+    def __repr__(self) -> str:
+        more = parameters.bias_words(self.bias_ridge) + self._more_words() + shape_words(self.linear)
         ridge = f"{self.ridge}, now {self._ridge:.3g}" if isinstance(self.ridge, str) else f"{self.ridge:g}"
         return f"{type(self).__name__}(ridge={ridge}, forgetting={self.forgetting:g}{more})"
 

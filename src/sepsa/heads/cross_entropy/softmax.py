@@ -11,9 +11,10 @@ from torch.nn import functional
 
 from sepsa.heads.base import parameters
 from sepsa.heads.base.checks import check_labels, check_outputs, check_rows, explain_nonfinite, is_integer
+from sepsa.heads.base.head import assign, head_of
 from sepsa.heads.cross_entropy.captured import CapturedSoftmax
 from sepsa.heads.cross_entropy.eager import Rows
-from sepsa.heads.cross_entropy.math import TOLERANCE, both, class_factors, probabilities_of, start
+from sepsa.heads.cross_entropy.math import TOLERANCE, both, class_factors, probabilities_of
 from sepsa.heads.cross_entropy.newton import NOISE_FACTOR, NewtonHead, check_count, weights_setting
 from sepsa.heads.least_squares.evidence import due, updates_until
 from sepsa.validation import is_number
@@ -85,15 +86,10 @@ class SoftmaxNewton(NewtonHead):
 
     # ------------------------------------------------------------------ state
 
-    def _start(self, linear: nn.Linear) -> None:
-        W = parameters.start(linear, None)
-        self._state = start(W, **self._derived(linear, W))
-
-    def _derived(self, linear: nn.Linear, W: Tensor) -> dict[str, Tensor]:
+    def _weights(self, W: Tensor) -> Tensor:
         classes = max(len(W), 2)
         check_count("class_weight", self.class_weight, classes, "a class")
-        weights = W.new_tensor(self.class_weight or [1.0] * classes)
-        return {"weights": weights, "ridge": self._ridges(linear, W, self._ridge)}
+        return W.new_tensor(self.class_weight or [1.0] * classes)
 
     def _located(self) -> nn.Linear:
         if self._captured is not None:
@@ -111,11 +107,11 @@ class SoftmaxNewton(NewtonHead):
         captured = self._captured
         if self.ridge != "evidence" or captured is None or self._state is not captured.now:
             return
-        updates, linear = int(self._state.counters[0]), self._head()
+        updates, linear = int(self._state.counters[0]), head_of(self)
         if due(captured.updates, updates, self._settings(linear).forgetting):
             state, ridge = self._chosen(self._state, self._ridge)
             if state is not self._state:
-                self._assign(state.W.to(linear.weight.dtype), _state=state.copy(), _ridge=ridge, _updates=updates)
+                assign(self, state.W.to(linear.weight.dtype), _state=state.copy(), _ridge=ridge, _updates=updates)
         captured.updates = updates
 
     def checkpoint(self) -> Any:
@@ -131,9 +127,9 @@ class SoftmaxNewton(NewtonHead):
         self._ready()
         return class_factors(self._state.shares)
 
-    def __repr__(self) -> str:
+    def _more_words(self) -> str:
         more = f", label_smoothing={self.label_smoothing:g}" if self.label_smoothing else ""
-        return self._words(more + ("" if self.class_weight is None else f", class_weight={self.class_weight}"))
+        return more + ("" if self.class_weight is None else f", class_weight={self.class_weight}")
 
     # ------------------------------------------------------------------ learning
 
@@ -167,7 +163,6 @@ class SoftmaxNewton(NewtonHead):
         spread = (Phi @ self._state.T.T).square().sum(1, keepdim=True) / class_factors(self._state.shares)
         return spread.sqrt()
 
-    @torch.no_grad()
     def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
         """Learn samples as one block.
 
@@ -181,10 +176,10 @@ class SoftmaxNewton(NewtonHead):
         """
         self._located()
         self._choose_after_capture()
-        self._learn(features, targets, sample_weight)
+        super().update(features, targets, sample_weight)
 
     def _rows(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Rows:
-        linear = self._head()
+        linear = head_of(self)
         check_rows(linear, features)
         if is_integer(targets) and targets.dtype != torch.bool and targets.shape == features.shape[:-1]:
             check_labels(linear, features, targets, sample_weight)
@@ -204,7 +199,7 @@ class SoftmaxNewton(NewtonHead):
             captured = CapturedSoftmax(linear, state)
         if state is not captured.now:
             captured.load(state)
-            self._assign(_captured=captured, _state=captured.now, _updates=None)
+            assign(self, _captured=captured, _state=captured.now, _updates=None)
         captured.now.W.copy_(parameters.follow(linear, captured.now.W))
         if self.ridge == "evidence":
             captured.updates = int(captured.now.counters[0])
@@ -221,7 +216,7 @@ class SoftmaxNewton(NewtonHead):
         Returns:
             A boolean scalar on the device: False where samples were refused, which then changed nothing.
         """
-        linear, captured = self._head(), self._captured
+        linear, captured = head_of(self), self._captured
         if captured is None or self._state is not captured.now:
             raise RuntimeError("update_captured needs prepare_capture() before it, and after every update without it")
         if not targets.is_floating_point():
@@ -243,7 +238,7 @@ class SoftmaxNewton(NewtonHead):
         """
         if self.ridge != "evidence" or self._captured is None:
             return None
-        return updates_until(self._captured.updates, self._settings(self._head()).forgetting)
+        return updates_until(self._captured.updates, self._settings(head_of(self)).forgetting)
 
     @torch.no_grad()
     def finish_captured(self) -> None:
@@ -266,7 +261,7 @@ class SoftmaxNewton(NewtonHead):
                 what = "in [0, 1]" if len(learned) == 1 else "class probabilities, at least 0 and of sum 1"
                 first = targets.reshape(len(rows), -1)[bad][0].tolist()
                 return ValueError(f"targets must be {what}, got {first}: nothing was learned")
-        return explain_nonfinite(features, targets, self._head(), learned)
+        return explain_nonfinite(features, targets, head_of(self), learned)
 
 
 def smoothing(value: float) -> float:

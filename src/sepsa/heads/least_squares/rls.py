@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sepsa.heads.base import checks, health
 from sepsa.heads.base.checks import check_outputs, check_rows, explain_nonfinite
-from sepsa.heads.base.head import OwnsHead
+from sepsa.heads.base.head import OwnsHead, head_of, shape_words
 from sepsa.heads.base.parameters import bias_words, commit, follow, ridges, samples, start, store
 from sepsa.heads.least_squares import delta, evidence, posterior
 from sepsa.heads.least_squares import math as least_squares
@@ -136,7 +136,7 @@ class RLS(OwnsHead):
 
     def _read(self) -> tuple[LeastSquaresState, Counters]:
         """The state and its counters, on the device of the head."""
-        device, held = self._head().weight.device, self._held
+        device, held = head_of(self).weight.device, self._held
         state, counters = held.backend.read()
         captured = held.captured
         if captured is not None and held.backend is captured and self.ridge == "evidence":
@@ -204,7 +204,7 @@ class RLS(OwnsHead):
             ValueError: An entry is missing or wrong; the message names it and nothing changed.
         """
         self._read()
-        linear = self._head()
+        linear = head_of(self)
         state, counters, settings = read_root(state_dict, linear, self._held.problem.prior)
         factor, unit = settings.by_evidence or (self.noise_factor, 1.0)
 
@@ -219,11 +219,11 @@ class RLS(OwnsHead):
     @property
     def ridge_now(self) -> float:
         """The ridge of the weights: `ridge`, or what evidence has chosen."""
-        self._head()
+        head_of(self)
         return self._choice.ridge
 
     def __repr__(self) -> str:
-        head = "" if self.linear is None else f"{self._shape_words()}, backend={self.backend}"
+        head = "" if self.linear is None else f"{shape_words(self.linear)}, backend={self.backend}"
         ridge = self.ridge if isinstance(self.ridge, str) else f"{self.ridge:g}"
         if self.ridge == "evidence" and self.linear is not None:
             ridge = f"evidence, now {self._choice.ridge:.3g}"
@@ -248,7 +248,7 @@ class RLS(OwnsHead):
         own, choice = checkpoint
         backend = self._held.eager()
         if choice is not self._choice:
-            _, prior, ridge = self._problem_for(self._head(), choice)
+            _, prior, ridge = self._problem_for(head_of(self), choice)
             backend.penalize(prior, ridge)
             self._choice = choice
         self._looked = -1
@@ -318,7 +318,7 @@ class RLS(OwnsHead):
         Returns:
             Predictions (..., out_features), or a `Posterior(mean, std)` of two such tensors.
         """
-        linear, (state, counters) = self._head(), self._read()
+        linear, (state, counters) = head_of(self), self._read()
         if not return_std:
             return posterior.predicted(linear, state, features)
         return posterior.with_deviation(linear, state, counters, features, noise)
@@ -337,7 +337,7 @@ class RLS(OwnsHead):
         Returns:
             Predictions (..., out_features).
         """
-        return posterior.drawn(self._head(), *self._read(), features, noise, generator)
+        return posterior.drawn(head_of(self), *self._read(), features, noise, generator)
 
     # ------------------------------------------------------------------ learning
 
@@ -368,7 +368,7 @@ class RLS(OwnsHead):
             NotFinite: A value is NaN, infinite or too large; nothing was learned.
             ValueError: A shape is wrong; nothing was learned.
         """
-        linear, backend = self._head(), self._held.backend
+        linear, backend = head_of(self), self._held.backend
         plain = sample_weight is None and backend.is_plain(features, targets)
         if not plain:
             check_rows(linear, features, targets, sample_weight)
@@ -554,11 +554,11 @@ class RLS(OwnsHead):
         """The prior and the ridges before any sample, by which two heads may be merged."""
         if self.ridge != "evidence":
             return self._held.problem
-        return self._problem_for(self._head(), Choice(evidence.START, torch.ones_like(self._choice.scale)))
+        return self._problem_for(head_of(self), Choice(evidence.START, torch.ones_like(self._choice.scale)))
 
     def _remembering_all(self, verb: str) -> tuple[nn.Linear, LeastSquaresState, Counters]:
         """The head, its state with changes made from outside, and its counters; an error at forgetting below 1."""
-        (state, counters), linear = self._read(), self._head()
+        (state, counters), linear = self._read(), head_of(self)
         if self.forgetting != 1.0:
             raise ValueError(
                 f"{verb} is exact only at forgetting 1, got {self.forgetting:g}: "
