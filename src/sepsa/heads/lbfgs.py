@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from sepsa.heads.base import parameters
 from sepsa.heads.base.checks import (
@@ -21,13 +20,14 @@ from sepsa.heads.base.checks import (
 )
 from sepsa.heads.base.head import OwnsHead, assign, head_of, shape_words
 from sepsa.heads.base.state_checks import read_ridges, read_solver
-from sepsa.heads.cross_entropy.math import probabilities_of
+from sepsa.heads.cross_entropy.math import mean_loss, probabilities_of, wrong_targets
 from sepsa.heads.least_squares.math import mean_squared_error
 from sepsa.heads.quasi_newton import LBFGSState, compact, curve, direction, moved, remember, step_size
 from sepsa.states import schema
 from sepsa.validation import at_least, in_range
 
 _LOSSES = ("squared", "cross-entropy")
+HALF_PRECISION = 1e-2  # off a sum of 1: what rounding leaves of soft labels in half precision
 _BETA = 0.8  # any value from 0.5 to 0.95 does as well
 _SETTINGS = ("loss_name", "memory", "forgetting")
 
@@ -185,10 +185,7 @@ class OnlineLBFGS(OwnsHead):
         check_outputs(outputs, targets, labels)
         if self.loss_name == "squared":
             return mean_squared_error(outputs, targets)
-        targets = as_probabilities(targets, outputs)
-        if outputs.shape[-1] == 1:
-            return functional.binary_cross_entropy_with_logits(outputs, targets)
-        return functional.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1, targets.shape[-1]))
+        return mean_loss(outputs, targets)
 
     @torch.no_grad()
     def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
@@ -208,12 +205,20 @@ class OnlineLBFGS(OwnsHead):
             check_rows(linear, features)
             if targets.shape == features.shape[:-1]:
                 check_labels(linear, features, targets, sample_weight)
-                targets = labels_one_hot(linear, targets)
+                targets = self._probabilities(linear, targets)
         check_rows(linear, features, targets, sample_weight)
         if self.loss_name == "cross-entropy":
-            check_probabilities(targets)
+            self._probabilities(linear, targets)
         with torch.autocast(linear.weight.device.type, enabled=False):
             self._learn(linear, features, targets, sample_weight)
+
+    def _probabilities(self, linear: nn.Linear, targets: Tensor) -> Tensor:
+        """Class labels (...) or probabilities as probabilities (..., out_features); an error where they are wrong."""
+        m = linear.out_features
+        like = targets.new_empty(max(m, 2), dtype=self.dtype)
+        if wrong := wrong_targets(targets, like, HALF_PRECISION):
+            raise wrong
+        return probabilities_of(targets, like)[..., -m:]
 
     def _learn(self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> None:
         state = self._state
@@ -295,39 +300,3 @@ def check_settings(loss: str, memory: int, forgetting: float) -> None:
         raise ValueError(f"loss must be one of {', '.join(map(repr, _LOSSES))}, got {loss!r}")
     at_least("memory", memory, 1)
     in_range("forgetting", forgetting, 0.0, 1.0)
-
-
-def as_probabilities(targets: Tensor, like: Tensor) -> Tensor:
-    """Probabilities (..., m) of labels (...), NaN for a label outside the classes; other targets unchanged."""
-    if targets.is_floating_point():
-        return targets
-    m = like.shape[-1]
-    return probabilities_of(targets, like.new_ones(max(m, 2)))[..., -m:]
-
-
-def labels_one_hot(linear: nn.Linear, labels: Tensor) -> Tensor:
-    """Class labels as probabilities, in the head's dtype; an error for a label outside the classes."""
-    hot = as_probabilities(labels, linear.weight.detach().new_empty(linear.out_features))
-    wrong = hot.isnan().any(-1)
-    if bool(wrong.any()):
-        most = max(linear.out_features, 2) - 1
-        raise ValueError(
-            f"targets must be class labels in [0, {most}], got {int(labels[wrong][0])}: nothing was learned"
-        )
-    return hot
-
-
-def check_probabilities(targets: Tensor) -> None:
-    """Check targets of the cross-entropy; NaN and Inf are found later."""
-    low, high = float(targets.min()), float(targets.max())
-    if not (math.isfinite(low) and math.isfinite(high)):
-        return
-    if low < 0 or (targets.shape[-1] == 1 and high > 1):
-        raise ValueError(
-            f"targets must be probabilities for loss 'cross-entropy', got {low if low < 0 else high:g}: "
-            "one-hot rows, or rows that are at least 0 and sum to 1"
-        )
-    if targets.shape[-1] > 1:
-        worst = float((targets.sum(-1, dtype=torch.float64) - 1).abs().max())
-        if worst > 1e-2:  # what rounding leaves of soft labels in half precision
-            raise ValueError(f"targets must sum to 1 in each row for loss 'cross-entropy', got a row {worst:g} off")

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from sepsa.compiled.cross_entropy import FADE as FADE
 from sepsa.compiled.cross_entropy import TOLERANCE as TOLERANCE
@@ -423,6 +424,39 @@ def probabilities_of(targets: Tensor, weights: Tensor) -> Tensor:
     one = torch.arange(C, device=targets.device)
     hot = (targets.unsqueeze(-1) == one).to(weights.dtype)
     return hot / hot.sum(-1, keepdim=True)
+
+
+def mean_loss(outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
+    """The mean cross-entropy of logits (..., K) for labels (...) or probabilities (..., K), with weights of classes."""
+    logits = both(outputs)
+    C = logits.shape[-1]
+    logits = logits.reshape(-1, C)
+    if targets.is_floating_point():
+        probabilities = probabilities_of(targets, logits.new_empty(C)).reshape(-1, C)
+        return functional.cross_entropy(logits, probabilities, weights, label_smoothing=smoothing)
+    labels = targets.reshape(-1).long()
+    total = functional.cross_entropy(logits, labels, weights, reduction="sum", label_smoothing=smoothing)
+    return total / len(logits)
+
+
+def wrong_targets(targets: Tensor, like: Tensor, tolerance: float = TOLERANCE) -> ValueError | None:
+    """The error for labels (...) that are no classes, or probabilities (..., K) that are none.
+
+    `like` (C,) has the number of classes; rows that are not finite are left to others.
+    """
+    C = len(like)
+    if not targets.is_floating_point():
+        wrong = targets[(targets < 0) | (targets >= C)]
+        if len(wrong):
+            return ValueError(f"targets must be class labels in [0, {C - 1}], got {int(wrong[0])}: nothing was learned")
+        return None
+    rows = probabilities_of(targets, like).reshape(-1, C)
+    bad = ((rows < 0).any(1) | ((rows.sum(1) - 1).abs() > tolerance)) & rows.isfinite().all(1)
+    if not bool(bad.any()):
+        return None
+    what = "in [0, 1]" if targets.shape[-1] == 1 else "class probabilities, at least 0 and of sum 1"
+    first = targets.reshape(len(rows), -1)[bad][0].tolist()
+    return ValueError(f"targets must be {what}, got {first}: nothing was learned")
 
 
 def class_factors(shares: Tensor) -> Tensor:

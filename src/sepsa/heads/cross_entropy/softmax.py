@@ -7,14 +7,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from sepsa.heads.base import parameters
 from sepsa.heads.base.checks import check_labels, check_outputs, check_rows, explain_nonfinite, is_integer
 from sepsa.heads.base.head import assign, head_of
 from sepsa.heads.cross_entropy.captured import CapturedSoftmax
 from sepsa.heads.cross_entropy.eager import Rows
-from sepsa.heads.cross_entropy.math import TOLERANCE, both, class_factors, probabilities_of
+from sepsa.heads.cross_entropy.math import both, class_factors, mean_loss, wrong_targets
 from sepsa.heads.cross_entropy.newton import NOISE_FACTOR, NewtonHead, check_count, weights_setting
 from sepsa.heads.least_squares.evidence import due, updates_until
 from sepsa.validation import is_number
@@ -145,16 +144,8 @@ class SoftmaxNewton(NewtonHead):
         """
         self._located()
         check_outputs(outputs, targets, labels=not targets.is_floating_point())
-        logits = both(outputs)
-        C, smoothing = logits.shape[-1], self.label_smoothing
-        weight = None if self.class_weight is None else self._state.weights.to(outputs.dtype)
-        logits = logits.reshape(-1, C)
-        if targets.is_floating_point():
-            probabilities = probabilities_of(targets, self._state.weights).to(outputs.dtype).reshape(-1, C)
-            return functional.cross_entropy(logits, probabilities, weight, label_smoothing=smoothing)
-        labels = targets.reshape(-1).long()
-        total = functional.cross_entropy(logits, labels, weight, reduction="sum", label_smoothing=smoothing)
-        return total / len(logits)
+        weights = None if self.class_weight is None else self._state.weights.to(outputs.dtype)
+        return mean_loss(outputs, targets, weights, self.label_smoothing)
 
     def _probabilities(self, outputs: Tensor) -> Tensor:
         return both(outputs).softmax(-1)
@@ -247,21 +238,8 @@ class SoftmaxNewton(NewtonHead):
             self._captured.finish()
 
     def _explain(self, features: Tensor, targets: Tensor, learned: Tensor) -> ValueError:
-        classes = len(self._state.weights)
-        if not targets.is_floating_point():
-            wrong = targets[(targets < 0) | (targets >= classes)]
-            if len(wrong):
-                return ValueError(
-                    f"targets must be class labels in [0, {classes - 1}], got {int(wrong[0])}: nothing was learned"
-                )
-        else:
-            rows = probabilities_of(targets, self._state.weights).reshape(-1, classes)
-            bad = ((rows < 0).any(1) | ((rows.sum(1) - 1).abs() > TOLERANCE)) & rows.isfinite().all(1)
-            if bool(bad.any()):
-                what = "in [0, 1]" if len(learned) == 1 else "class probabilities, at least 0 and of sum 1"
-                first = targets.reshape(len(rows), -1)[bad][0].tolist()
-                return ValueError(f"targets must be {what}, got {first}: nothing was learned")
-        return explain_nonfinite(features, targets, head_of(self), learned)
+        wrong = wrong_targets(targets, self._state.weights)
+        return wrong or explain_nonfinite(features, targets, head_of(self), learned)
 
 
 def smoothing(value: float) -> float:
