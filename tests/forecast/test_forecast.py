@@ -30,7 +30,7 @@ from reference import (
 from sepsa import SepSAForecaster, SepSAPanelForecaster
 from sepsa.checkpoint import CheckpointError
 from sepsa.forecast.kernels import choice
-from sepsa.forecast.model import ForecastModel, Settings
+from sepsa.forecast.model import ForecastModel, Rows, Settings
 from sepsa.forecast.seasons import find_seasons
 from sepsa.interfaces.keyed import KeyedLearner
 
@@ -45,12 +45,6 @@ def series(n=600, m=2, seed=0):
         Y[t] = 0.8 * Y[t - 1] + rng.normal(size=m)
         Y[t, 1:] += 0.5 * Y[t - 1, :-1]
     return Y + 3 * np.sin(2 * np.pi * np.arange(n) / 12)[:, None] + 10
-
-
-def learn(model, Y, E):
-    """Let a model learn rows, without their forecasts."""
-    shape = model.settings.series, model.settings.horizon
-    model.learn(Y, E, np.empty((0, *shape)), np.empty((0, 0, *shape)), False)
 
 
 def forecaster(**options):
@@ -71,8 +65,8 @@ def test_each_step_has_the_weights_of_ridge_regression_and_no_ridge_sinks_below_
     z = np.random.default_rng(seed).normal(size=(rows, 2)).cumsum(0)
     settings_of_model = Settings(2, 0, 5, 3, (7.0,), (forgetting,), 2.0)
     model, earlier = ForecastModel(settings_of_model), ForecastModel(settings_of_model)
-    learn(model, z, np.empty((rows, 0)))
-    learn(earlier, z[: rows - ahead], np.empty((rows - ahead, 0)))
+    model.learn(Rows(z, np.empty((rows, 0))))
+    earlier.learn(Rows(z[: rows - ahead], np.empty((rows - ahead, 0))))
     ridge, W = model.memory("RIDGE", "fixed"), model.memory("W", "heads")
     for j in range(2):
         X = inputs_of_heads(z, j, 3, 7, [1, 2])
@@ -91,7 +85,7 @@ def test_no_ridge_sinks_below_half_while_nothing_is_learned(forgetting, lags):
     """A series that stays at its mean tells its heads nothing: what they have is their ridge."""
     model = ForecastModel(Settings(1, 0, 2, lags, (), (forgetting,), 2.0))
     for _ in range(12):
-        learn(model, np.zeros((40, 1)), np.empty((40, 0)))
+        model.learn(Rows(np.zeros((40, 1)), np.empty((40, 0))))
         left = 1 / model.memory("D", "heads")[0, 0, 1:lags]
         assert left.min() >= 1.0
         assert left.max() <= 2.0 * (1 + 1e-9)
@@ -347,7 +341,7 @@ def test_inputs_explain_by_the_weighted_mean_of_three_ways(seed, rows):
     rng = np.random.default_rng(seed)
     z, E = rng.normal(size=rows + 6), rng.normal(size=(rows + 6, 2)).cumsum(0)
     model = ForecastModel(Settings(1, 2, 6, 3, (4.0, 9.0), (0.99,), 2.0))
-    learn(model, z[:rows, None], E[:rows])
+    model.learn(Rows(z[:rows, None], E[:rows]))
     ways = model.memory.of("exogenous")
     D = changes_of_inputs(E[:rows], [4, 9])
     left = ridge_left(ways("U"), ways("D"), D, 0.9998)

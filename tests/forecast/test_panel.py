@@ -148,7 +148,7 @@ def test_inputs_of_the_rows_ahead_must_be_there():
         for missing, message in (
             (ahead[ahead["unique_id"] != "v"], "series 'v': X_df .* got none at 2026-02-20"),
             (ahead.drop(index=2), "series 'u': X_df .* got none at 2026-02-22"),
-            (pd.concat([ahead, ahead[1:2].assign(price=99.0)]), "series 'u': X_df .* got two at 2026-02-21"),
+            (pd.concat([ahead, ahead[1:2].assign(price=99.0)]), "series 'u': X_df .* got 2 at 2026-02-21"),
             (ahead.drop(columns="price"), "X_df must have the columns"),
         ):
             with pytest.raises(ValueError, match=message):

@@ -16,7 +16,7 @@ import numpy as np
 
 from sepsa.forecast.calendar import Calendar
 from sepsa.forecast.kernels.step import follow_quantiles
-from sepsa.forecast.model import FIRST_QUANTILES, KNOWN, Settings
+from sepsa.forecast.model import FIRST_QUANTILES, KNOWN, Rows, Settings
 from sepsa.interfaces.sklearn import SepSARegressor
 from sepsa.learner.arithmetic.robust import HUGE
 from sepsa.learner.memory.parts import Floats
@@ -50,7 +50,7 @@ class BlockModel:
         self.lags = sorted({*last, *map(round, periods)})  # blocks ago whose values are inputs
         self.input_lags = sorted({1, *map(round, periods)})  # and those whose exogenous inputs are
         self.touched = -(-H // every)  # blocks that a forecast touches
-        self.room = self.lags[-1] + self.touched + 1  # blocks that are kept
+        room = self.lags[-1] + self.touched + 1  # blocks that are kept
         self.settings = settings._replace(seasons=tuple(period * every for period in periods))
         self.calendar = calendar
         self.point = origin - 1  # that of the last row on the grid
@@ -59,7 +59,7 @@ class BlockModel:
         self.dropped = 0  # values that were implausible
         self.newest = int(self._numbers(origin)) // every - 1  # the number of the last block kept,
         self.closed = 1  # and whether it is complete
-        self.kept: Floats = np.empty((0, every, m + q))  # values and inputs of the last blocks
+        self.kept: Floats = np.full((room, every, m + q), np.nan)  # values and inputs of the last blocks
         self.seen: Floats = np.full(m, np.nan)  # the last value of each series
         self.far: Any = np.zeros(m, np.int64)  # how many values of the block before were dropped
         self.quantiles: Floats = np.tile(FIRST_QUANTILES[:, None, None], (1, m, H))  # of errors, in units of their size
@@ -70,7 +70,7 @@ class BlockModel:
         self.answer: tuple[Floats, Floats] | None = None  # the last row that it was asked for, and the forecasts
         self.table: list[tuple[Floats, Floats]] | None = [] if fit else None  # rows and targets that `fit` collects
         self.found: list[tuple[int, int, str]] = []  # series, point of the last row, and what is strange there
-        self.width = len(self._row(0, np.zeros((H, q)))[0])
+        self.width = len(self._row(self.newest + 1, np.zeros((H, q)))[0])
         if self.width > MOST_INPUTS:
             raise ValueError(
                 f"every must be such that the last {len(self.lags)} blocks of {m} series and {q} inputs make at most "
@@ -115,13 +115,9 @@ class BlockModel:
         """The numbers of rows; a multiple of `every` begins a block."""
         return self.calendar.numbers(points) - self.settings.start
 
-    def learn(self, Y: Floats, E: Floats, made: Floats, quantiles: Floats, ahead: bool) -> None:
-        """Learn rows Y (n, m) with E (n, q), as `ForecastModel.learn` does.
-
-        Forecasts are those of the block, as far as they still reach. Where inputs are known ahead, E has those of
-        later rows, of which there may be more than in Y.
-        """
-        H, every = self.settings.horizon, self.settings.every
+    def learn(self, rows: Rows) -> None:
+        """Learn rows; forecasts are those of the block, as far as they still reach."""
+        Y, E, H, every = rows.Y, rows.E, self.settings.horizon, self.settings.every
         numbers = self._numbers(self.point + 1 + np.arange(len(Y) + 1))
         for i, row in enumerate(np.hstack([Y, E[: len(Y)]])):
             block, following = int(numbers[i]) // every, int(numbers[i + 1]) // every
@@ -134,25 +130,21 @@ class BlockModel:
             self.point, self.rows = self.point + 1, self.rows + 1
             if following > self.newest and not self.closed:
                 self._close()
-            if len(made):
-                made[i], quantiles[i : i + 1] = self.forecast(E[i + 1 :][: H + every])
+            if len(rows.made):
+                rows.made[i], rows.quantiles[i : i + 1] = self.forecast(E[i + 1 :][: H + every])
 
     def _open(self, block: int) -> None:
         """Let there be this block; those before it are complete."""
         if not self.closed:
             self._close()
-        new = np.full((min(block - self.newest, self.room), *self.kept.shape[1:]), np.nan)
-        self.kept = np.concatenate([self.kept, new])[-self.room :]
+        new = np.full((min(block - self.newest, len(self.kept)), *self.kept.shape[1:]), np.nan)
+        self.kept = np.concatenate([self.kept[len(new) :], new])
         self.newest, self.closed = block, 0
 
     def _before(self, block: int) -> tuple[Floats, Floats]:
         """The values and the inputs of the blocks that the row of a block is made of, the latest last, or NaN."""
-        n = self.lags[-1]
-        out = np.full((n, *self.kept.shape[1:]), np.nan)
-        at = np.arange(block - n, block) - self.newest + len(self.kept) - 1
-        there = (at >= 0) & (at < len(self.kept))
-        out[there] = self.kept[at[there]]
-        values, inputs = np.split(out, [self.settings.series], 2)
+        end = len(self.kept) + block - self.newest - 1
+        values, inputs = np.split(self.kept[end - self.lags[-1] : end], [self.settings.series], 2)
         return values, inputs
 
     def _row(self, block: int, ahead: Floats) -> tuple[Floats, Floats]:
@@ -186,7 +178,7 @@ class BlockModel:
         targets, ahead = np.split(np.concatenate(self.kept[-touched:])[: self.settings.horizon], [m], 1)
         row, level = self._row(self.newest - touched + 1, ahead)
         known = ~np.isnan(targets)
-        if len(self.kept) <= touched or known.mean() < SHARE or (np.isnan(level) & known.any(0)).any():
+        if known.mean() < SHARE or (np.isnan(level) & known.any(0)).any():
             return
         if self.table is not None:
             self.table.append((row, targets))
@@ -348,18 +340,16 @@ class BlockModel:
 
         Only a new model loads, which is dropped after an error.
         """
-        new = schema.read(entry, state_dict, {"counts", "start", "learner", *ARRAYS})
+        new = schema.read(entry, state_dict, set(self.state_dict()))
         new.equal("start", self.settings.start)
         counts = new.items("counts", len(COUNTS))
         for i, (name, ends) in enumerate(COUNTS.items()):
             setattr(self, name, counts.integer(i, *ends))
         for i, name in enumerate(ARRAYS):
             own, data = getattr(self, name), name in ARRAYS[:2]
-            shape = (None, *own.shape[1:]) if name == "kept" else own.shape
-            array = new.array(name, shape, own.dtype, low=-HUGE if i < 3 else 0.0, missing=data)
-            setattr(self, name, array)
-        if not 0 < len(self.kept) <= self.room or (self.kept > HUGE).any():
-            raise new.damaged("kept", f"1 to {self.room} blocks of numbers up to {HUGE:g}", "others")
+            setattr(self, name, new.array(name, own.shape, own.dtype, low=-HUGE if i < 3 else 0.0, missing=data))
+        if (self.kept > HUGE).any():
+            raise new.damaged("kept", f"numbers up to {HUGE:g}", "others")
         if (np.diff(self.quantiles, axis=0) < 0).any():
             raise new.damaged("quantiles", "in order", "others")
         if (new["learner"] is None) != (self.blocks == 0):

@@ -290,7 +290,7 @@ class Clock:
 
     def load_state_dict(self, state: Any) -> None:
         """Continue from the result of `state_dict`; a ValueError names the wrong entry."""
-        new = schema.read("state_dict['clock']", state, {"grid", "last", "first", "waiting", "dated", "zone"})
+        new = schema.read("state_dict['clock']", state, set(self.state_dict()))
         grid = None
         if new["grid"] is not None:
             items = new.items("grid", 3)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sepsa.forecast.clock import Clock
-from sepsa.forecast.model import KNOWN, Settings, interval, quantile
+from sepsa.forecast.model import KNOWN, Rows, Settings, interval, quantile
 from sepsa.forecast.rows import (
     ONLY,
     Ahead,
@@ -388,8 +388,8 @@ class SepSAForecaster(Saves):
         shape = Y.shape[1], self.horizon
         made = np.full((len(Y) if tell else 0, *shape), np.nan)
         quantiles = np.full((len(Y) if tell > 1 else 0, KNOWN, *shape), np.nan)
-        window = self._window_of(table, inputs)
-        window, said = window.learned(Y, E, table.times, made, quantiles, ahead, fit)
+        rows = Rows(Y, E, made, quantiles, ahead)
+        window, said = self._window_of(table, inputs).learned(rows, table.times, fit)
         if self._names is None:
             self._names, self._inputs, self._flat = table.names, inputs, table.names == [ONLY]
             self._frame, self._column = table.frame, table.clock
@@ -670,8 +670,7 @@ class SepSAForecaster(Saves):
 
     def _load(self, state_dict: Any) -> None:
         """Load a state into this new forecaster."""
-        keys = "names inputs frame column clock first waiting refused origin seasons model"
-        new = schema.read("state_dict", state_dict, set(keys.split()))
+        new = schema.read("state_dict", state_dict, set(self.state_dict()))
         self._names = None if new["names"] is None else list(unpack_labels(new, "names"))
         self._inputs = list(unpack_labels(new, "inputs"))
         self._frame = new["frame"] if new["frame"] in ("pandas", "polars") else ""

@@ -56,6 +56,25 @@ class Settings(NamedTuple):
         return 1 + 2 * len(self.angles()) + self.exogenous
 
 
+class Rows(NamedTuple):
+    """Rows to learn: values (n, m), exogenous inputs (n, q), and what gets the forecasts made after each.
+
+    `made` (n, m, H) gets these, unless it is empty, and `quantiles` (n, KNOWN, m, H) the quantiles of LEVELS and the
+    numbers of errors that they come from. With `ahead` forecasts use the inputs of later rows, of which E may have
+    more than Y.
+    """
+
+    Y: Floats
+    E: Floats
+    made: Floats = np.empty((0, 0, 0))
+    quantiles: Floats = np.empty((0, 0, 0, 0))
+    ahead: bool = False
+
+    def part(self, start: int, stop: int) -> Rows:
+        """The rows from one on to before another."""
+        return Rows._make([*(each[start:stop] for each in self[:4]), self.ahead])
+
+
 @lru_cache(64)
 def layout_of(settings: Settings) -> Layout:
     """Where models of these settings, which share it, store their parts."""
@@ -141,23 +160,18 @@ class ForecastModel:
         inputs("MEAN")[:], inputs("VARIANCE")[:] = moments(trimmed(E), np.ones(len(E)))
         return np.where(np.arange(len(Y))[:, None] < FIRST_ROWS, usual, Y)
 
-    def learn(self, Y: Floats, E: Floats, made: Floats, quantiles: Floats, ahead: bool) -> None:
-        """Learn rows Y (n, m) with E (n, q); `made` (n, m, H) gets the forecasts after each, unless it is empty.
+    def learn(self, rows: Rows) -> None:
+        """Learn rows; missing values are NaN."""
+        n = len(rows.Y)
+        made = rows.made if len(rows.made) else np.empty((n, self.settings.series, self.settings.horizon))
+        self._run(step.learn, n, rows._replace(made=made), len(rows.E) if rows.ahead else 0)
 
-        So does `quantiles` (n, KNOWN, m, H) the quantiles of LEVELS, and the numbers of errors that they come from.
-        `ahead` uses the exogenous inputs of later rows, of which E may have more than Y.
-        """
-        made = made if len(made) else np.empty((len(Y), *made.shape[1:]))
-        self._run(step.learn, len(Y), Y, E, made, quantiles, len(E) if ahead else 0)
-
-    def _run(
-        self, kernel: Function, rows: int, Y: Floats, E: Floats, made: Floats, quantiles: Floats, ahead: int
-    ) -> None:
-        """Call a kernel."""
-        arrays = np.ascontiguousarray(Y, np.float64), np.ascontiguousarray(E, np.float64), made, quantiles
-        self._call[()] = (len(quantiles), ahead, self.settings.known_ahead)
+    def _run(self, kernel: Function, count: int, rows: Rows, ahead: int) -> None:
+        """Call a kernel, with so many rows of inputs ahead."""
+        arrays = [np.ascontiguousarray(each, np.float64) for each in rows[:2]] + [rows.made, rows.quantiles]
+        self._call[()] = (len(rows.quantiles), ahead, self.settings.known_ahead)
         self._slots[len(self._given) :] = [array.ctypes.data for array in arrays]
-        function(kernel)(self._address, rows)
+        function(kernel)(self._address, count)
 
     def errors(self) -> dict[str, Floats]:
         """The recent absolute errors (m, H) of the forecasts and of each naive forecast."""
@@ -170,9 +184,9 @@ class ForecastModel:
     def forecast(self, E: Floats) -> tuple[Floats, Floats]:
         """The forecasts (m, H) after the last row, and their quantiles (KNOWN, m, H); E (k, q) are the rows ahead."""
         shape = self.settings.series, self.settings.horizon
-        made, quantiles = np.empty((1, *shape)), np.empty((1, KNOWN, *shape))
-        self._run(step.forecast, self.rows, E[:0], E, made, quantiles, len(E))
-        return made[0], quantiles[0]
+        told = Rows(E[:0], E, np.empty((1, *shape)), np.empty((1, KNOWN, *shape)))
+        self._run(step.forecast, self.rows, told, len(E))
+        return told.made[0], told.quantiles[0]
 
     def skip(self, rows: int) -> None:
         """Let the seasons go on by this many rows, of which nothing is known."""

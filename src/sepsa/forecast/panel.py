@@ -189,17 +189,15 @@ class SepSAPanelForecaster:
 
     def _ahead(self, part: Series | None, times: list[Any]) -> Floats:
         """The inputs (h, inputs) of a series at these times."""
-        given = np.empty(0) if part is None else read_times(part.times).seconds
-        at = {second: i for i, second in enumerate(given.tolist())}
+        given = [] if part is None else read_times(part.times).seconds.tolist()
         wanted = read_times(times).seconds.tolist()
-        missing = [time for time, second in zip(times, wanted, strict=True) if second not in at]
-        if part is None or missing:
-            raise ValueError(f"X_df must have a row for each series and time to forecast, got none at {missing[0]}")
-        if len(at) < len(given):
-            raise ValueError(
-                f"X_df must have one row for a series and a time, got two at {part.times[int(np.diff(given).argmin())]}"
-            )
-        return part.X[[at[second] for second in wanted]]
+        for time, at in zip(times, wanted, strict=True):
+            if (count := given.count(at)) != 1:
+                raise ValueError(
+                    f"X_df must have one row for each series and time to forecast, got {count or 'none'} at {time}"
+                )
+        assert part is not None
+        return part.X[[given.index(at) for at in wanted]]
 
     def _split(self, what: str, df: Any, inputs: list[str], target: str | None = None) -> list[Series]:
         """The rows of each series in the order of time; series in the order of their first rows."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from sepsa.forecast.calendar import Calendar
 from sepsa.forecast.clock import HISTORY, SETTLED, Clock, Place
-from sepsa.forecast.model import ForecastModel, Settings
+from sepsa.forecast.model import ForecastModel, Rows, Settings
 from sepsa.forecast.seasons import check_seasons, find_seasons
 from sepsa.forecast.times import Moments
 from sepsa.learner.memory.parts import Floats
@@ -44,26 +44,21 @@ class Window:
         """The number of rows so far, including rows in gaps."""
         return 0 if self.model is None else int(self.model.rows)
 
-    def learned(
-        self, Y: Floats, E: Floats, moments: Moments | None, made: Floats, quantiles: Floats, ahead: bool, fit: bool
-    ) -> tuple[Window, list[str]]:
-        """A window that has learned further rows as well, and what is strange in them; this one stays as it is.
-
-        `made` (n, m, H) and `quantiles` (n, KNOWN, m, H) get the forecasts after each row, unless they are empty.
-        """
+    def learned(self, rows: Rows, moments: Moments | None, fit: bool) -> tuple[Window, list[str]]:
+        """A window that has learned further rows as well, and what is strange in them; this one stays as it is."""
         other, plan = self.placed(moments)
         other.fit, other.found = fit, []
-        rows = len(Y) if plan is None else sum(place.gaps[-1] + 1 if plain(place) else HISTORY for place in plan)
         # They share a model where one call of it, which cannot fail halfway, learns these rows.
         alone = plan is None or all(map(plain, plan))
-        alone = alone and (self.rows >= HISTORY or self.rows + rows < 1 << self.rows.bit_length())
+        count = len(rows.Y) if plan is None else sum(sum(place.gaps) + 1 for place in plan)
+        alone = alone and (self.rows >= HISTORY or self.rows + count < 1 << self.rows.bit_length())
         if self.model is not None and not (alone and self.settings.every == 1):
             other.model = self.model.copy(other.found)
         if plan is None:
-            other.clock.proceed(len(Y))
-            other.learn(Y, E, made, quantiles, ahead)
+            other.clock.proceed(len(rows.Y))
+            other.learn(rows)
         else:
-            other._follow(plan, Y, E, made, quantiles, ahead)
+            other._follow(plan, rows)
         if self.settings.every > 1:
             other.model.finish()
         if other.rows >= HISTORY:
@@ -103,29 +98,32 @@ class Window:
 
     # ------------------------------------------------------------------ rows
 
-    def learn(self, Y: Floats, E: Floats, made: Floats, quantiles: Floats, ahead: bool) -> None:
+    def learn(self, rows: Rows) -> None:
         """Learn rows of the grid; in the warm-up all are learned again whenever their number is a power of two."""
         at = 0
-        while at < len(Y):
+        while at < len(rows.Y):
             before = self.rows
             due = 1 << before.bit_length()
-            stop = min(at + due - before, len(Y)) if before < HISTORY else len(Y)
+            stop = min(at + due - before, len(rows.Y)) if before < HISTORY else len(rows.Y)
+            part = rows.part(at, stop)
             if before < HISTORY:
-                self.Y, self.E = np.concatenate([self.Y, Y[at:stop]]), np.concatenate([self.E, E[at:stop]])
+                self.Y, self.E = np.concatenate([self.Y, part.Y]), np.concatenate([self.E, part.E])
             if self.model is not None:
-                self.model.learn(Y[at:stop], E[at:], made[at:stop], quantiles[at:stop], ahead)
+                self.model.learn(part._replace(E=rows.E[at:]))
             if self.model is None or (before < HISTORY and self.rows == due and self._due(due)):
-                self._relearn(before + stop - at, made, quantiles)
-                if len(made):
-                    made[stop - 1], quantiles[stop - 1 : stop] = self.model.forecast(E[stop:] if ahead else E[:0])
+                self._relearn(before + stop - at)
+                if len(part.made):
+                    part.made[-1], part.quantiles[-1:] = self.model.forecast(
+                        rows.E[stop if rows.ahead else len(rows.E) :]
+                    )
             at = stop
         if self.rows >= HISTORY and len(self.Y):
             self.Y, self.E, self.timed, self.skipped = self.Y[:0], self.E[:0], self.timed[:0], ()
 
-    def _follow(self, plan: list[Place], Y: Floats, E: Floats, made: Floats, quantiles: Floats, ahead: bool) -> None:
-        """Learn rows at their places, as `learn` does."""
+    def _follow(self, plan: list[Place], rows: Rows) -> None:
+        """Learn rows at their places."""
         i = 0
-        while i < len(Y):
+        while i < len(plan):
             place, end = plan[i], i + 1
             if place.dropped:
                 self.refused += place.dropped
@@ -134,19 +132,18 @@ class Window:
             if place.points is not None:
                 self.regrid(place.points - place.points[0], int(place.points[0]))
             if not place.gaps:
-                self.waiting = [*self.waiting, (Y[i].copy(), E[i].copy())]
+                self.waiting = [*self.waiting, (rows.Y[i].copy(), rows.E[i].copy())]
             else:
                 for (y, e), gap in zip(self.waiting, place.gaps, strict=False):
-                    self.learn_spaced(y[None], e[None], [gap], made[:0], quantiles[:0], ahead)
+                    self.learn_spaced(Rows(y[None], e[None]), [gap])
                 self.waiting = []
-                while end < len(Y) and plain(plan[end]):
+                while end < len(plan) and plain(plan[end]):
                     end += 1
-                gaps = [one.gaps[-1] for one in plan[i:end]]
-                self.learn_spaced(Y[i:end], E[i:end], gaps, made[i:end], quantiles[i:end], ahead)
+                self.learn_spaced(rows.part(i, end), [one.gaps[-1] for one in plan[i:end]])
             i = end
 
-    def learn_spaced(self, Y: Floats, E: Floats, gaps: list[int], made: Floats, quantiles: Floats, ahead: bool) -> None:
-        """Learn rows with so many missing ones before each, as `learn` does."""
+    def learn_spaced(self, rows: Rows, gaps: list[int]) -> None:
+        """Learn rows with so many missing ones before each."""
         if gaps[0] > IMAGINED and self.model is not None:
             if self.rows < HISTORY:
                 self.skipped = (*self.skipped, (self.rows, gaps[0] - IMAGINED))
@@ -154,32 +151,31 @@ class Window:
         at = np.cumsum(np.minimum(gaps, IMAGINED) + 1) - 1
         if len(self.timed) < SETTLED and self.rows < HISTORY:
             self.timed = np.append(self.timed, self.rows + at)
-        if at[-1] < len(Y):
-            self.learn(Y, E, made, quantiles, ahead)
+        if at[-1] < len(rows.Y):
+            self.learn(rows)
             return
-        known = [spaced(rows, at) if len(rows) else rows for rows in (Y, E, made, quantiles)]
-        self.learn(known[0], known[1], known[2], known[3], ahead)
-        for rows, told in zip((made, quantiles), known[2:], strict=True):
-            rows[:] = told[at] if len(rows) else told
+        known = Rows._make([*(spaced(each, at) if len(each) else each for each in rows[:4]), rows.ahead])
+        self.learn(known)
+        for own, told in ((rows.made, known.made), (rows.quantiles, known.quantiles)):
+            own[:] = told[at[: len(own)]]
 
     def regrid(self, points: Any, origin: int) -> None:
         """Put the rows so far on other points of the grid, counted from the first, and learn them again."""
         self.Y, self.E = spaced(self.Y[self.timed], points), spaced(self.E[self.timed], points)
         self.timed, self.skipped, self.origin = points, (), origin
-        H, m = self.settings.horizon, self.settings.series
-        self._relearn(len(self.Y), np.empty((0, m, H)), np.empty((0, 0, m, H)))
+        self._relearn(len(self.Y))
 
     def _due(self, rows: int) -> bool:
         """Whether all of so many rows are to be learned again."""
         return (rows <= WARM_UP and self.settings.every == 1) or self._found(rows) != self.seasons
 
-    def _relearn(self, rows: int, *told: Floats) -> None:
+    def _relearn(self, rows: int) -> None:
         """Let a new model learn the first rows."""
         self.seasons = self._found(rows)
         self.model = model = self._new_model()
         Y, start = model.fit_scales(self.Y[:rows], self.E[:rows]), 0
         for stop, skip in (*self.skipped, (rows, 0)):
-            model.learn(Y[start:stop], self.E[start:stop], *(one[:0] for one in told), False)
+            model.learn(Rows(Y[start:stop], self.E[start:stop]))
             model.skip(skip)
             start = stop
         model.found = self.found
