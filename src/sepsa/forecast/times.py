@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sepsa.learner.columns.cells import date_formats, read_date
-from sepsa.learner.columns.reader import column_of, column_of_objects
+from sepsa.learner.columns.reader import column_of, read_value
 from sepsa.learner.memory.parts import Floats
 from sepsa.states import schema
 
@@ -53,24 +53,25 @@ def read_times(times: Any) -> Moments:
     if not isinstance(values, Iterable) or isinstance(values, str) or getattr(values, "ndim", 1) != 1:
         raise ValueError(f"times must be one for each row, got {schema.brief(values)}")
     if isinstance(values, np.ndarray) and values.dtype.kind in "iufM":
-        column = column_of(values)
+        dated, column = values.dtype.kind == "M", column_of(values)
+        kinds, seconds = {"date" if dated else "number"}, column.numbers if column.times is None else column.times
     else:
         values = list(values)
-        column = column_of_objects(
-            [one if isinstance(one, TIMES) and not isinstance(one, NO_TIMES) else None for one in values]
-        )
+        # One by one: the two hours with one name as daylight saving ends are equal.
+        usable = [isinstance(one, TIMES) and not isinstance(one, NO_TIMES) for one in values]
+        read = [read_value(one if able else None) for one, able in zip(values, usable, strict=True)]
+        kinds, seconds = {kind for kind, _ in read}, np.array([at for _, at in read])
         zone = zone or next((one.tzinfo for one in values if isinstance(one, datetime) and one.tzinfo), None)
-    wrong = column.is_text | ~column.present | (np.abs(column.numbers) > 1e15)
+        dated = "date" in kinds
+    wrong = np.isnan(seconds) | (np.abs(seconds) > (np.inf if dated else 1e15))
     if wrong.any():
         time = values[int(wrong.argmax())]
         formats = " or ".join(map(repr, date_formats(time))) if isinstance(time, str) else ""
         cure = f": convert texts by pandas.to_datetime(..., format=...) with {formats}" if formats else ""
         raise ValueError(f"time must be seconds up to 1e15, a datetime or a datetime64, got {time!r}{cure}")
-    dated = column.is_time.any()
-    if dated and not column.is_time.all():
+    if len(kinds) > 1:
         raise ValueError("times must be all dates or all numbers, got both")
-    seconds = column.numbers if column.times is None else column.times
-    return Moments(seconds, bool(dated), ZoneInfo(zone) if isinstance(zone, str) else zone)
+    return Moments(seconds, dated, ZoneInfo(zone) if isinstance(zone, str) else zone)
 
 
 def integer_dates(numbers: Floats) -> str:

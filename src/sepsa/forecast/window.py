@@ -30,11 +30,10 @@ class Window:
         self.model: Any = None  # a ForecastModel or a BlockModel as soon as there is a row
         self.seasons: tuple[float, ...] = ()  # that the model was made for
         self.origin = 0  # the point of the first row on the grid
-        self.Y: Floats = np.empty((0, settings.series))
-        self.E: Floats = np.empty((0, settings.exogenous))
-        self.timed: Any = np.empty(0, np.int64)  # which of the first rows had a time
+        self.first: Floats = np.empty((0, settings.series + settings.exogenous))  # values and inputs of the first rows
+        self.timed: Any = np.empty(0, np.int64)  # which of them had a time
         self.skipped: tuple[tuple[int, int], ...] = ()  # rows before which the seasons went on, and by how many rows
-        self.waiting: list[tuple[Floats, Floats]] = []  # rows after a leap in time
+        self.waiting: list[Floats] = []  # values and inputs of rows after a leap in time
         self.refused = 0  # of them
         self.fit = False  # whether blocks are learned together at the end of a call
         self.found: list[tuple[int, int, str]] = []  # series, point of the last row, and what is strange there
@@ -107,7 +106,7 @@ class Window:
             stop = min(at + due - before, len(rows.Y)) if before < HISTORY else len(rows.Y)
             part = rows.part(at, stop)
             if before < HISTORY:
-                self.Y, self.E = np.concatenate([self.Y, part.Y]), np.concatenate([self.E, part.E])
+                self.first = np.concatenate([self.first, np.hstack([part.Y, part.E])])
             if self.model is not None:
                 self.model.learn(part._replace(E=rows.E[at:]))
             if self.model is None or (before < HISTORY and self.rows == due and self._due(due)):
@@ -117,8 +116,8 @@ class Window:
                         rows.E[stop if rows.ahead else len(rows.E) :]
                     )
             at = stop
-        if self.rows >= HISTORY and len(self.Y):
-            self.Y, self.E, self.timed, self.skipped = self.Y[:0], self.E[:0], self.timed[:0], ()
+        if self.rows >= HISTORY:
+            self.first, self.timed, self.skipped = self.first[:0], self.timed[:0], ()
 
     def _follow(self, plan: list[Place], rows: Rows) -> None:
         """Learn rows at their places."""
@@ -132,10 +131,10 @@ class Window:
             if place.points is not None:
                 self.regrid(place.points - place.points[0], int(place.points[0]))
             if not place.gaps:
-                self.waiting = [*self.waiting, (rows.Y[i].copy(), rows.E[i].copy())]
+                self.waiting = [*self.waiting, np.append(rows.Y[i], rows.E[i])]
             else:
-                for (y, e), gap in zip(self.waiting, place.gaps, strict=False):
-                    self.learn_spaced(Rows(y[None], e[None]), [gap])
+                for row, gap in zip(self.waiting, place.gaps, strict=False):
+                    self.learn_spaced(self._rows(row[None]), [gap])
                 self.waiting = []
                 while end < len(plan) and plain(plan[end]):
                     end += 1
@@ -161,9 +160,14 @@ class Window:
 
     def regrid(self, points: Any, origin: int) -> None:
         """Put the rows so far on other points of the grid, counted from the first, and learn them again."""
-        self.Y, self.E = spaced(self.Y[self.timed], points), spaced(self.E[self.timed], points)
+        self.first = spaced(self.first[self.timed], points)
         self.timed, self.skipped, self.origin = points, (), origin
-        self._relearn(len(self.Y))
+        self._relearn(len(self.first))
+
+    def _rows(self, values: Floats) -> Rows:
+        """Rows to learn without their forecasts, from values and inputs side by side."""
+        Y, E = np.split(values, [self.settings.series], 1)
+        return Rows(Y, E)
 
     def _due(self, rows: int) -> bool:
         """Whether all of so many rows are to be learned again."""
@@ -173,9 +177,10 @@ class Window:
         """Let a new model learn the first rows."""
         self.seasons = self._found(rows)
         self.model = model = self._new_model()
-        Y, start = model.fit_scales(self.Y[:rows], self.E[:rows]), 0
+        known, start = self._rows(self.first[:rows]), 0
+        known = known._replace(Y=model.fit_scales(known.Y, known.E))
         for stop, skip in (*self.skipped, (rows, 0)):
-            model.learn(Rows(Y[start:stop], self.E[start:stop]))
+            model.learn(known.part(start, stop))
             model.skip(skip)
             start = stop
         model.found = self.found
@@ -187,7 +192,9 @@ class Window:
             return check_seasons(self.settings.seasons)
         if self.settings.every > 1:
             return known
-        return tuple(k for i, k in enumerate(known) if i == 0 or 2 * k <= rows) or find_seasons(self.Y[:rows])
+        return tuple(k for i, k in enumerate(known) if i == 0 or 2 * k <= rows) or find_seasons(
+            self._rows(self.first[:rows]).Y
+        )
 
     def _new_model(self) -> Any:
         """A model for the seasons in use."""
@@ -203,14 +210,12 @@ class Window:
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain data; a settled grid no longer needs which rows had times."""
-        width = self.settings.series + self.settings.exogenous
         return {
             "clock": self.clock.state_dict(),
-            "waiting": np.array([np.concatenate(row) for row in self.waiting]).reshape(len(self.waiting), width),
+            "waiting": np.array(self.waiting).reshape(len(self.waiting), self.first.shape[1]),
             "refused": self.refused,
             "first": {
-                "Y": self.Y,
-                "E": self.E,
+                "values": self.first,
                 "timed": self.timed if self.clock.first else self.timed[:0],
                 "skipped": np.array(self.skipped, np.int64).reshape(-1, 2),
             },
@@ -221,11 +226,10 @@ class Window:
 
     def load(self, new: schema.Entries) -> None:
         """Load a state into this new window."""
-        m, clock = self.settings.series, self.clock
+        clock, width = self.clock, self.first.shape[1]
         clock.load_state_dict(new["clock"])
         self.calendar = Calendar(clock.grid, clock.dated, clock.zone)
-        waiting = new.array("waiting", (len(clock.waiting), m + self.settings.exogenous), missing=True)
-        self.waiting = [(row[:m], row[m:]) for row in waiting]
+        self.waiting = list(new.array("waiting", (len(clock.waiting), width), missing=True))
         self.refused, self.origin = new.integer("refused"), new.integer("origin", -(2**48), 2**48)
         if new["model"] is not None:
             with schema.settings("state_dict['seasons']"):
@@ -233,9 +237,8 @@ class Window:
                 self.model = self._new_model()
             self.model.load_state_dict(new["model"], new.path("model"))
         kept = self.rows if self.rows < HISTORY else 0
-        first = new.entries("first", {"Y", "E", "timed", "skipped"})
-        self.Y = first.array("Y", (kept, self.settings.series), missing=True)
-        self.E = first.array("E", (kept, self.settings.exogenous), missing=True)
+        first = new.entries("first", {"values", "timed", "skipped"})
+        self.first = first.array("values", (kept, width), missing=True)
         self.timed = first.array("timed", (len(clock.first),), np.int64, low=0)
         skipped = first.array("skipped", (None, 2), np.int64, low=0)
         if (np.diff(np.append(self.timed, kept)) < 1).any() or (skipped[:, :1] > kept).any():
