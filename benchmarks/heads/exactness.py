@@ -274,8 +274,10 @@ def routes() -> list[Route]:
         Route("RLS, evidence", by_evidence),
         Route("RLS, evidence, captured", by_evidence, captured),
         Route("SoftmaxNewton", softmax),
+        Route("SoftmaxNewton, torch", softmax, within=partial(force, "torch")),
         Route("SoftmaxNewton, captured", softmax, captured),
         Route("LogisticNewton", logistic),
+        Route("LogisticNewton, torch", logistic, within=partial(force, "torch")),
     ]
 
 

@@ -64,7 +64,7 @@ def write_states(kind: str, device: str, file: str) -> None:
 def states(tree: Path, kind: str, device: str, folder: Path) -> dict[str, Any]:
     """The states of one kind by a tree, computed in a process: other work in a process may change bits."""
     file = folder / "states.npz"
-    path = os.pathsep.join([str(tree / "src"), str(HERE.parent)])
+    path = os.pathsep.join([str(tree / "src"), str(tree), str(HERE.parent)])
     environment = os.environ | {"PYTHONPATH": path, "SEPSA_BACKEND": ""}
     environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     subprocess.run([sys.executable, __file__, "--into", file, kind, "--device", device], env=environment, check=True)

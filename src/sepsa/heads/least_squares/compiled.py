@@ -13,6 +13,7 @@ from torch.autograd.graph import increment_version
 from sepsa.compiled import code, least_squares
 from sepsa.compiled.kernels import CALL as KERNEL
 from sepsa.compiled.least_squares import LEARNED, TOO_LARGE, Parts, block_shapes_of, length_of, shapes_of
+from sepsa.heads.base.parameters import samples
 from sepsa.heads.least_squares.eager import TorchBackend
 from sepsa.heads.least_squares.math import PENDING, LeastSquaresState
 from sepsa.heads.run.choose import Counters, Problem
@@ -145,16 +146,10 @@ class CompiledBackend(TorchBackend):
 
     def _fill(self, block: Block, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> float:
         """Make Φ and Y of samples in any dtype, anywhere in memory, with weights or without; returns their sum."""
-        Phi, Y = block.Phi, block.Y
-        Phi[:, : self.k].copy_(features.detach().reshape(-1, self.k))
-        Phi[:, self.k :].fill_(1.0)
-        Y.copy_(targets.detach().reshape(Y.shape))
-        if sample_weight is None:
-            return float(len(Y))
-        omega = sample_weight.detach().reshape(-1, 1).to(Y.dtype)
-        Phi.mul_(omega.sqrt())
-        Y.mul_(omega.sqrt())
-        return float(omega.sum())
+        Phi, Y, total = samples(self.linear, features, targets, sample_weight, block.Phi.dtype)
+        block.Phi.copy_(Phi)
+        block.Y.copy_(Y)
+        return total
 
     def checkpoint(self) -> Snapshot:
         """The state, its counters and the head as they are now."""

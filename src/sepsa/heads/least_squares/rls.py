@@ -368,54 +368,42 @@ class RLS(OwnsHead):
             NotFinite: A value is NaN, infinite or too large; nothing was learned.
             ValueError: A shape is wrong; nothing was learned.
         """
-        linear, backend = head_of(self), self._held.backend
-        plain = sample_weight is None and backend.is_plain(features, targets)
+        linear, last = head_of(self), self._held.backend
+        plain = sample_weight is None and last.is_plain(features, targets)
         if not plain:
             check_rows(linear, features, targets, sample_weight)
-        if not self._learn(features, targets, sample_weight, backend if plain else None):
-            raise explain_nonfinite(features, targets, linear)
-
-    @property
-    def _forgetting_now(self) -> float:
-        """The forgetting of the next update."""
-        return self.forgetting if self.forgets else 1.0
-
-    def _learn(
-        self,
-        features: Tensor,
-        targets: Tensor,
-        sample_weight: Tensor | None,
-        checked_by: Any = None,
-    ) -> bool:
-        """Learn samples that are checked already; False, and nothing changes, where a value is not finite.
-
-        `checked_by` is the backend that found them plain.
-        """
-        rows = features.numel() // self._held.problem.linear.in_features
-        backend: Any = self._backend_for(rows)
-        steps, lam = int(backend.counters[STEPS]), self._forgetting_now
-        given = features, targets, sample_weight, lam, backend is checked_by
-        learned = False
-        starts, unit = self._may_start(steps), self._choice.unit
-        weighs = sample_weight is not None or unit != 1.0
+        backend = self._backend_for(features.numel() // linear.in_features)
+        steps, lam = int(backend.counters[STEPS]), self.forgetting if self.forgets else 1.0
+        given = features, targets, sample_weight, lam, plain and backend is last
+        starts, weighs = self._may_start(steps), sample_weight is not None or self._choice.unit != 1.0
         if self.ridge == "evidence" and (starts or weighs or evidence.due(steps, steps + 1, lam)):
-            start, known = self.checkpoint() if starts else None, float(backend.counters[SAMPLES])
-
-            def learn_and_choose() -> None:
-                nonlocal learned
-                if int(backend.counters[STEPS]) == steps:  # else an interrupt came after it
-                    if start is not None:
-                        self._start_ridge(evidence.first_ridge(features, sample_weight, self._initial.dtype))
-                    learned = backend.learn(*given)
-                    if not learned and start is not None:
-                        self.rollback(start)
-                if int(backend.counters[STEPS]) > steps and weighs:
-                    self._count_weights(unit, sample_weight, lam * known, rows)
-                self._choose_ridge(steps, lam)
-
-            commit(learn_and_choose)
+            learned = self._learn_and_choose(backend, given, starts, weighs)
         else:
             learned = backend.learn(*given)
+        if not learned:
+            raise explain_nonfinite(features, targets, linear)
+
+    def _learn_and_choose(
+        self, backend: Backend, given: tuple[Tensor, Tensor, Tensor | None, float, bool], starts: bool, weighs: bool
+    ) -> bool:
+        """Learn samples, and choose the ridge where that is due, together. False: a value is not finite."""
+        features, _, sample_weight, lam, _ = given
+        steps, known, unit = int(backend.counters[STEPS]), float(backend.counters[SAMPLES]), self._choice.unit
+        start, learned = self.checkpoint() if starts else None, False
+
+        def write() -> None:
+            nonlocal learned
+            if int(backend.counters[STEPS]) == steps:  # else an interrupt came after it
+                if start is not None:
+                    self._start_ridge(evidence.first_ridge(features, sample_weight, self._initial.dtype))
+                learned = backend.learn(*given)
+                if not learned and start is not None:
+                    self.rollback(start)
+            if int(backend.counters[STEPS]) > steps and weighs:
+                self._count_weights(unit, sample_weight, lam * known, features.numel() // features.shape[-1])
+            self._choose_ridge(steps, lam)
+
+        commit(write)
         return learned
 
     def _may_start(self, steps: int) -> bool:
