@@ -143,7 +143,7 @@ class Trial(NamedTuple):
     error: float  # squared, of the predictions
     alone: float  # that of the networks, without the other experts
 
-    def falls(self, before: Trial | None) -> bool:
+    def improves_on(self, before: Trial | None) -> bool:
         """Whether the error has fallen, or that of the networks: they may be still too poor to count among experts."""
         if before is None or not math.isfinite(before.error):
             return True
@@ -184,7 +184,8 @@ def fit(
     progress = Progress("sepsa: fit:", sum(n - len(fold) for fold in folds) * sum(trials), after=LONG)
     job = job._replace(folds=folds, schedule=schedule._replace(progress=progress))
     trial, left_out = best_trial(job, experts, trials)
-    members = trial.networks if experts is None else with_networks(experts, trial.networks)
+    members = trial.networks if experts is None else experts
+    take_networks(members, trial.networks)
     if together:
         members = trained_on_all(job.of_passes(trial.passes))
     # `set_effective_samples` makes one pass of many, and B larger by as much.
@@ -223,8 +224,8 @@ def best_trial(job: Job, experts: list[StreamLearner] | None, trials: list[int])
             print(f"{passes} passes: squared error {trial.error:.4g} on rows left out")
         if not trial.error < TOLERANCE * (np.inf if best is None else best.error):
             break
-        falls, best = trial.falls(best), trial
-        if not falls:
+        improves, best = trial.improves_on(best), trial
+        if not improves:
             break
     if best is None or left_out is None:
         raise NotFinite(
@@ -238,7 +239,7 @@ def rows_left_out(job: Job, learners: list[StreamLearner]) -> Table:
     rest = job.table.rows(np.concatenate(job.folds))
     if not job.robust:
         return rest
-    told = []
+    nearest = []
     for learner, fold in zip(learners, job.folds, strict=True):
         for some, part in row_parts(job.table.X[fold]):
             each = learner.predict(part)[:, None]
@@ -246,8 +247,8 @@ def rows_left_out(job: Job, learners: list[StreamLearner]) -> Table:
                 unit = np.sqrt(learner.engine.memory("GAIN", "network"))
                 each = learner.engine.answers(part) * reciprocal(unit) + learner.offset
             near = np.abs(each - job.table.Y[fold][some, None]).argmin(1)
-            told.append(np.take_along_axis(each, near[:, None], 1)[:, 0])
-    return Table(rest.X, *plausible(rest.Y, rest.weight, np.concatenate(told)))
+            nearest.append(np.take_along_axis(each, near[:, None], 1)[:, 0])
+    return Table(rest.X, *plausible(rest.Y, rest.weight, np.concatenate(nearest)))
 
 
 def judged(job: Job, experts: list[StreamLearner] | None, networks: list[StreamLearner], left_out: Table) -> Trial:
@@ -261,8 +262,8 @@ def judged(job: Job, experts: list[StreamLearner] | None, networks: list[StreamL
     alone, leverages = (np.concatenate(part) for part in zip(*parts, strict=True))
     means, mixture = alone, None
     if experts is not None:
-        members = with_networks(experts, networks)
-        mixture = Mixture.of(members, *left_out, [len(fold) for fold in folds])
+        take_networks(experts, networks)
+        mixture = Mixture.of(experts, *left_out, [len(fold) for fold in folds])
         means = mixture.predictions
     gain = error_weights(networks[0], left_out)
     with np.errstate(all="ignore"):
@@ -271,11 +272,10 @@ def judged(job: Job, experts: list[StreamLearner] | None, networks: list[StreamL
     return Trial(job.schedule.passes, networks, means, leverages, mixture, *errors)
 
 
-def with_networks(experts: list[StreamLearner], networks: list[StreamLearner]) -> list[StreamLearner]:
-    """The learners of `experts`, which have taken the networks."""
-    for member, network in zip(experts, networks, strict=True):
+def take_networks(members: list[StreamLearner], networks: list[StreamLearner]) -> None:
+    """Let each member continue with a network."""
+    for member, network in zip(members, networks, strict=True):
         member.take_network(network)
-    return experts
 
 
 def batch_size(rows: int) -> int:
@@ -338,7 +338,9 @@ def trained_on_all(job: Job) -> list[StreamLearner]:
     """One learner trained on all rows, in a list."""
     none: Fold = np.empty(0, np.intp)
     network = train(job.new_network, job.table, job.schedule, job.drawn(none, job.schedule.passes))
-    return [network] if job.new_mixture is None else with_networks(teach_experts(job, [none]), [network])
+    members = [network] if job.new_mixture is None else teach_experts(job, [none])
+    take_networks(members, [network])
+    return members
 
 
 def train(
@@ -386,8 +388,8 @@ def averaged(members: list[StreamLearner], X: Any, errors: Floats) -> Floats:
     """
     some = np.linspace(0, len(errors) - 1, min(len(errors), COMPARED)).astype(int)
     parts = [[member.predict(part) for _, part in row_parts(X[some])] for member in members]
-    told = np.array([np.concatenate(part) for part in parts])
-    less = (1 - 1 / len(members)) * told.var(0, ddof=min(1, len(members) - 1)).mean(0)
+    predicted = np.array([np.concatenate(part) for part in parts])
+    less = (1 - 1 / len(members)) * predicted.var(0, ddof=min(1, len(members) - 1)).mean(0)
     square = (errors**2).mean(0)
     factor: Floats = np.sqrt(np.maximum(1 - np.divide(less, square, out=np.zeros_like(less), where=square > 0), 0.25))
     return factor
