@@ -1,0 +1,69 @@
+"""An interface of your own: lines of JSON through the learner that all interfaces share, in forty lines.
+
+python examples/new_interface.py
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from sepsa.learner.columns.inputs import Inputs
+from sepsa.learner.columns.reader import Column, column_of_objects
+from sepsa.learner.growth import learn_rows
+from sepsa.learner.learner import StreamLearner
+from sepsa.learner.options import RiverOptions
+
+
+class JsonLines:
+    """Objects of JSON with numbers, dates and texts by name, of which one is the number to predict."""
+
+    def __init__(self, target: str, **options: Any) -> None:
+        self.target, self.options = target, RiverOptions(**options, missing="mean").of_learner()
+        self.inputs = Inputs(categories=256)
+        self.learner: StreamLearner | None = None
+
+    def new_learner(self, inputs: int, outputs: int) -> StreamLearner:
+        return StreamLearner(inputs, outputs, regression=True, **self.options)
+
+    def columns(self, rows: list[dict[str, Any]]) -> dict[str, Column]:
+        names = sorted({name for row in rows for name in row} - {self.target})
+        return {name: column_of_objects([row.get(name) for row in rows]) for name in names}
+
+    def learn(self, lines: Iterable[str]) -> list[float]:
+        """Predict the target of each line, then learn it; fields may come and go."""
+        rows = [json.loads(line) for line in lines]
+        columns, Y = self.columns(rows), np.array([[float(row[self.target])] for row in rows])
+        new_inputs, _ = self.inputs.add(columns)
+        X = self.inputs.encode(columns, len(rows))
+        self.learner, before = learn_rows(self.learner, self.new_learner, X, Y, np.ones(len(rows)), new_inputs)
+        return before[:, 0].tolist()
+
+    def predict(self, lines: Iterable[str]) -> list[tuple[float, float]]:
+        """The target of each line and its standard deviation."""
+        rows = [json.loads(line) for line in lines]
+        assert self.learner is not None, "learn some lines first"
+        mean, deviation = self.learner.predict_with_deviation(self.inputs.encode(self.columns(rows), len(rows)))
+        return list(zip(mean[:, 0].tolist(), deviation[:, 0].tolist(), strict=True))
+
+
+def main() -> None:
+    model, lines = JsonLines("sales", seed=0), []
+    for hour in range(1000):
+        row: dict[str, Any] = {"time": f"2024-01-{1 + hour // 24 % 28:02d} {hour % 24:02d}:00", "shop": "AB"[hour % 2]}
+        row |= {"rain": float(hour % 7 == 0)} if hour > 300 else {}  # a field that comes late
+        sales = 10 + 5 * math.sin(hour % 24 / 24 * 2 * math.pi) + 3 * (hour % 2) - 2 * row.get("rain", 0.0)
+        lines.append(json.dumps(row | {"sales": sales}))
+    told = model.learn(lines)
+    errors = [abs(one - json.loads(line)["sales"]) for one, line in zip(told, lines, strict=True)]
+    print(f"mean error of the first 200 lines {np.mean(errors[:200]):.2f}, of the last {np.mean(errors[-200:]):.2f}")
+    mean, deviation = model.predict([lines[-1]])[0]
+    print(f"the last line again: {mean:.1f} ± {deviation:.1f}, and it was {json.loads(lines[-1])['sales']:.1f}")
+
+
+if __name__ == "__main__":
+    main()
