@@ -40,7 +40,8 @@ class JsonLines:
         columns, Y = self.columns(rows), np.array([[float(row[self.target])] for row in rows])
         new_inputs, _ = self.inputs.add(columns)
         X = self.inputs.encode(columns, len(rows))
-        self.learner, before = learn_rows(self.learner, self.new_learner, X, Y, np.ones(len(rows)), new_inputs)
+        ones = np.ones(len(rows))
+        self.learner, before = learn_rows(self.learner, self.new_learner, X, Y, ones, new_inputs, told=1)
         return before[:, 0].tolist()
 
     def predict(self, lines: Iterable[str]) -> list[tuple[float, float]]:
