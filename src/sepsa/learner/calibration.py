@@ -8,7 +8,8 @@ point of the simplex, and a softmax of p the probability:
 L_β being the log-loss of softmax(β p) on rows not yet learned. Over all rows together this mixture of G inverse
 temperatures β loses at most log G against the best of them, so that none has to be tuned. A learner of classes sums the
 losses in its kernel (`arithmetic.robust.calibrate`). `follow` sums them for several labels, for a committee, and where
-the sums before each row of a call are asked for; a test holds both to each other.
+the sums before each row of a call are asked for, with rows at the weights that were given, where `loss="huber"` bounds
+those of the kernel; a test holds both to each other.
 """
 
 from __future__ import annotations
