@@ -31,6 +31,7 @@ def plain(value):
     return value is None or type(value) in (bool, int, float, str) or isinstance(value, np.ndarray)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", CASES)
 def test_cut_and_resumed_anywhere(name, tmp_path, monkeypatch, tally):
     # Where a test before has imported it, SepSA writes its head's state as the bytes that it takes.

@@ -17,6 +17,7 @@ TABLES = (
 )  # fmt: skip
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     "table", [table for table in exactness.scalings(20) if table.name in TABLES], ids=lambda t: t.name
 )

@@ -169,6 +169,7 @@ def test_unlearn_is_never_having_learned(problem, which):
     np.testing.assert_allclose(all_.objective(), rest.objective(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("verb", ["unlearn", "merge"])
 @pytest.mark.parametrize("scale", [10.0**k for k in range(-3, 10)])
 def test_unlearn_and_merge_are_exact_or_refused_at_any_scale(verb, scale):

@@ -44,6 +44,7 @@ def scikit_learn_checks(**options):
     return pytest.mark.parametrize(found.args[0], list(found.args[1]), **found.kwargs)
 
 
+@pytest.mark.many
 @scikit_learn_checks(body="fourier")
 def test_scikit_learn_checks_of_the_network_alone(estimator, check):
     check(estimator)
