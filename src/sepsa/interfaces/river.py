@@ -28,7 +28,7 @@ from river.utils import dataframe
 
 from sepsa.interfaces.model import Model
 from sepsa.interfaces.river_input import (
-    Frame,
+    DataFrame,
     Series,
     frame_of,
     position,
@@ -204,7 +204,7 @@ class StreamModel(Model, RiverOptions, base.Estimator):
         learner.tell(len(w))
 
     @locked
-    def learn_many(self, X: Frame, y: Series, w: float | Series = 1.0) -> None:
+    def learn_many(self, X: DataFrame, y: Series, w: float | Series = 1.0) -> None:
         """Learn the rows of a frame, with the same result as `learn_one` row by row.
 
         Args:
@@ -216,7 +216,7 @@ class StreamModel(Model, RiverOptions, base.Estimator):
         self._learn_table(X, targets.to_list(), w)
         self._target_name = targets.name
 
-    def _learn_table(self, X: Frame, targets: Sequence[Any], w: float | Series) -> None:
+    def _learn_table(self, X: DataFrame, targets: Sequence[Any], w: float | Series) -> None:
         names, rows = read_frame(X)
         if not len(rows):
             raise ValueError("X must have at least one row, got an empty frame")
@@ -231,7 +231,7 @@ class StreamModel(Model, RiverOptions, base.Estimator):
             self._learn(names, rows[there], outputs, Y, weights[there])
 
     @locked
-    def predict_many(self, X: Frame) -> Any:
+    def predict_many(self, X: DataFrame) -> Any:
         """Predict the rows of a frame.
 
         Args:
@@ -340,7 +340,7 @@ class SepSAMultiTargetRegressor(StreamModel, base.MultiTargetRegressor):  # type
         return {} if row is None else dict(zip(self._outputs, row, strict=True))
 
     @locked
-    def learn_many(self, X: Frame, y: Frame, w: float | Series = 1.0) -> None:
+    def learn_many(self, X: DataFrame, y: DataFrame, w: float | Series = 1.0) -> None:
         """Learn the rows of a frame, with the same result as `learn_one` row by row.
 
         Args:
@@ -433,7 +433,7 @@ class SepSAClassifier(StreamModel, base.MiniBatchClassifier):
         return [None] * rows if scores is None else [labels[k] for k in scores.argmax(1)]
 
     @locked
-    def predict_proba_many(self, X: Frame) -> Frame:
+    def predict_proba_many(self, X: DataFrame) -> DataFrame:
         """Predict the probability of each class for each row of a frame.
 
         Args:

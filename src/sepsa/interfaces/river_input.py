@@ -17,7 +17,7 @@ from sepsa.learner.growth import Names
 from sepsa.learner.learner import StreamLearner
 from sepsa.learner.memory.parts import Floats
 
-Frame = Any  # a frame or series of any library that River takes: pandas, polars, ...
+DataFrame = Any  # a frame or series of any library that River takes: pandas, polars, ...
 Series = Any
 
 
@@ -119,7 +119,7 @@ def read_feature(what: str, name: Hashable, value: Any) -> list[tuple[Hashable, 
     return [(name, number)] if kind == "number" else []
 
 
-def read_frame(X: Frame) -> tuple[list[Hashable], Floats]:
+def read_frame(X: DataFrame) -> tuple[list[Hashable], Floats]:
     """Names and values (n, len(names)) of a frame; those of texts and dates are the names of what encodes them."""
     frame = as_pandas(X)
     columns: dict[Hashable, Floats] = {}
@@ -131,7 +131,7 @@ def read_frame(X: Frame) -> tuple[list[Hashable], Floats]:
     return list(columns), np.stack(list(columns.values()), 1) if columns else np.empty((len(frame), 0))
 
 
-def frame_of(answers: Any, X: Frame, name: str | None = None) -> Any:
+def frame_of(answers: Any, X: DataFrame, name: str | None = None) -> Any:
     """A frame like X with columns by name, or a series of answers."""
     frame = dataframe.into_frame(X)
     if isinstance(answers, dict):

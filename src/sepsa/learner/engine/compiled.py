@@ -334,7 +334,7 @@ class Engine:
         core = self._core
         row = core.buffers.pop() if core.buffers else RowBuffer(core)
         row.write(row.values, 0, *x, *y, weight)
-        if not row.run(self._ready(), "learn"):
+        if not row.run(core.kernels or self._ready(), "learn"):
             self.learn(row.x, row.y, row.weight)  # raises NotFinite
         core.buffers.append(row)
 
@@ -355,7 +355,7 @@ class Engine:
         except IndexError:
             row = RowBuffer(core)
         row.write_x(row.values, 0, *x)
-        row.run(self._ready(), "predict")
+        row.run(core.kernels or self._ready(), "predict")
         out: list[float] = row.out.tolist()
         core.buffers.append(row)
         return out
