@@ -115,8 +115,11 @@ def test_times_are_taken_from_what_people_have():
     assert numbers == (pytest.approx([0, 1, 2]), False, None)
     assert read_times([date(1970, 1, 2)]) == ([DAY], True, None)
     assert read_times([datetime(1930, 1, 1)]).seconds < 0
+    far = np.datetime64(10**6, "Y")  # whose microseconds overflow
+    assert read_times([far]).seconds == read_times(np.array([far])).seconds == far.astype("datetime64[s]").astype(int)
     for wrong in (
         "noon",
+        "1.5",
         float("nan"),
         float("inf"),
         True,

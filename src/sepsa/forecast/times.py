@@ -60,6 +60,10 @@ def read_times(times: Any) -> Moments:
         # One by one: the two hours with one name as daylight saving ends are equal.
         usable = [isinstance(one, TIMES) and not isinstance(one, NO_TIMES) for one in values]
         read = [read_value(one if able else None) for one, able in zip(values, usable, strict=True)]
+        read = [
+            each if each[0] == "date" or not isinstance(one, str) else ("text", math.nan)  # 1.5 is no date
+            for one, each in zip(values, read, strict=True)
+        ]
         kinds, seconds = {kind for kind, _ in read}, np.array([at for _, at in read])
         zone = zone or next((one.tzinfo for one in values if isinstance(one, datetime) and one.tzinfo), None)
         dated = "date" in kinds

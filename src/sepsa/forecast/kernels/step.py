@@ -24,6 +24,9 @@ from sepsa.forecast.kernels.heads import (
 from sepsa.forecast.kernels.parts import LEVELS, MOVES, fixed, given, row, shared, size, stack
 
 FAR_ERRORS = 30.0  # typical errors of step 1 beyond which a value is implausible
+LEAST_ERROR = 0.01  # typical error that is presumed, in standard deviations
+LARGEST_JUMP = 100.0  # standard deviations up to which a jump is learned, beyond which it is a new level
+PATIENCE = 3  # implausible values in a row after which the level has changed
 LARGEST_VALUE = 1e6  # to which standardized values of the first rows are bounded
 OVERLAP = 12.0  # steps ahead from which the size of errors is remembered in proportion to the step
 PHASE_RATE = 0.02  # of the sizes of errors by place in a season
@@ -57,9 +60,6 @@ def accept(model, i, t, now):
         "MADE BASE MEAN SCALE EXTENT REACH STRANGE ODD EVENT BEGAN", model
     )
     slot = phase_of(model, 0)
-    least = 0.01  # typical error that is presumed, in standard deviations
-    usual = 100.0  # standard deviations up to which a jump is learned, beyond which it is a new level
-    patience = 3  # implausible values in a row after which the level has changed
     y, counts = given.Y(model)[i], shared.COUNTS(model)
     in_a_row, confirmed = odd[0], odd[1]
     for j in range(y.size):
@@ -72,13 +72,13 @@ def accept(model, i, t, now):
             if began[j] >= 0 and extent[0, j] == 0.0 == extent[1, j] and y[j] != mean[j]:
                 scale[j] = abs(y[j] - mean[j])  # the first value of a series that was constant
             z[j] = (y[j] - mean[j]) / scale[j]
-            off, far = z[j] - guess, FAR_ERRORS * max(reach[j], least)
+            off, far = z[j] - guess, FAR_ERRORS * max(reach[j], LEAST_ERROR)
             agrees = in_a_row[j] > 0 and abs(z[j] - strange[j]) <= far
             if in_a_row[j] == 1:
-                confirmed[j] = min(max(confirmed[j] + (1 if agrees else -1), -patience), patience)
+                confirmed[j] = min(max(confirmed[j] + (1 if agrees else -1), -PATIENCE), PATIENCE)
             if t < FIRST_ROWS:
                 z[j] = min(max(z[j], -LARGEST_VALUE), LARGEST_VALUE)
-            elif reach[j] > 0.0 and abs(off) > far and abs(off) <= usual and 0.5 <= ratio(off, event[j, slot]) <= 2.0:
+            elif reach[j] > 0.0 and far < abs(off) <= LARGEST_JUMP and 0.5 <= ratio(off, event[j, slot]) <= 2.0:
                 in_a_row[j], far = 0, 0.0
                 event[j, slot] = off
             elif reach[j] > 0.0 and abs(off) > far:
@@ -86,11 +86,11 @@ def accept(model, i, t, now):
                 event[j, slot] = off
                 in_a_row[j] += 1
                 strange[j] = z[j]
-                believed, sure = agrees or in_a_row[j] > patience, confirmed[j] > 0 and abs(off) <= LARGEST_VALUE
-                there[j], followed = believed and abs(off) <= usual, sure and abs(off) <= usual
+                believed, sure = agrees or in_a_row[j] > PATIENCE, confirmed[j] > 0 and abs(off) <= LARGEST_VALUE
+                there[j], followed = believed and abs(off) <= LARGEST_JUMP, sure and abs(off) <= LARGEST_JUMP
                 if in_a_row[j] > 1 and not agrees:
                     reach[j] *= 3.0  # a second in a row: errors are larger than they were
-                if (believed or sure) and abs(off) > usual:
+                if (believed or sure) and abs(off) > LARGEST_JUMP:
                     mean[j] += off * scale[j]
                     counts.shifts += 1
                     in_a_row[j], strange[j] = 0 if believed else 1, guess

@@ -88,7 +88,7 @@ def read_value(value: Any, *how: Any) -> tuple[str, float]:
             return "missing", math.nan
         if isinstance(value, date):
             return "date", read_time(value.isoformat())
-        return "date", float(value.astype("datetime64[us]").astype(np.int64)) / 1e6
+        return "date", float(seconds_of(value))
     if isinstance(value, time):
         value = datetime.combine(date.min, value.replace(tzinfo=None)) - datetime.min
     if isinstance(value, (bytes, bytearray)):
@@ -100,6 +100,12 @@ def read_value(value: Any, *how: Any) -> tuple[str, float]:
     except (TypeError, ValueError):
         raise TypeError(type(value).__name__) from None
     return ("number" if number == number else "missing"), number
+
+
+def seconds_of(times: Any) -> Any:
+    """Seconds of times or of differences of NumPy, also where microseconds overflow; NaN for those that are none."""
+    whole = times.astype(f"{times.dtype.kind}8[s]")
+    return whole.astype(np.int64) + (times - whole) / np.timedelta64(1, "s")
 
 
 def column_of_values(codes: NDArray[Any], values: Iterable[Any], categorical: bool = False, *how: Any) -> Column:
@@ -149,8 +155,7 @@ def column_of(series: Any, categorical: bool | None = None) -> Column:
         return column_of_objects(array.tolist(), categorical)
     if array.dtype.kind in "biuf":
         return Column(array.astype(np.float64, copy=False))
-    unit = f"{array.dtype.kind}8[us]"
-    seconds = np.where(np.isnat(array), math.nan, array.astype(unit).astype(np.int64) / 1e6)
+    seconds = seconds_of(array)
     return Column(seconds) if array.dtype.kind == "m" else Column(np.full(len(array), math.nan), times=seconds)
 
 
