@@ -211,6 +211,7 @@ class StreamLearner:
             self._versions = (first, after, self.engine.steps + 1)
             if self.rows == 0 and self.regression and seen.any():
                 self.offset = Y[some][seen][0].copy()
+                self.engine.set_target_offset(self.offset)
                 out[some] = 0.0
                 self._engine_learn(X[some], Y[some], weight[some])
             else:
@@ -265,6 +266,7 @@ class StreamLearner:
                 off = Y - self.offset
                 quantiles = quantiles_of_sizes(off, [0.5, 0.8, 0.9])
                 self.engine.set_plausible_targets(quantiles, np.nanmin(off, 0), np.nanmax(off, 0))
+        self.engine.set_target_offset(self.offset)
 
     def _input_scales(self, X: Floats, weight: Floats) -> tuple[Floats, ...]:
         """The mean and scale of each column, its typical standardized distance from the mean, and its median.

@@ -101,6 +101,8 @@ def boost_trees(core: Core) -> None:
     """Grow all trees anew, each once on the rows that are stored, by boosting."""
     core = core.with_settings(rate=tree_parts.TABLE_RATE)
     memory, workspace, form = core.memory, np.zeros(core.memory.layout.workspace), core.form
+    if form.outputs == 1 and not form.settings["classes"]:
+        view(workspace, memory.layout.work["row", "FACTS"])["origin"] = memory("ORIGIN", "log trees")["value"]
     memory.restart("trees", *tree_parts.GROWN, *tree_parts.GROWING)
     memory("GROWTH", "trees")["tree"] = 0
     Kernels(core).run("boost", workspace, np.zeros((1, form.inputs)), None, None, np.empty(1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from sepsa.learner.engine import saved
 from sepsa.learner.engine.calls import Kernels, RowBuffer, answers, boost_trees, fit_linear
 from sepsa.learner.engine.core import Form, draw, layers, set_quantiles, set_variance, started, variance
-from sepsa.learner.experts import EXPERTS
+from sepsa.learner.experts import EXPERTS, logarithm
 from sepsa.learner.experts.frame import OPTIONS, Expert
 from sepsa.learner.memory.memory import Memory
 from sepsa.learner.memory.parts import Floats
@@ -172,6 +173,13 @@ class Engine:
             self.memory(name, "network")[first:] = values
         if self._core.form.mixed:
             self.memory("SCALE", "mixture")[first:] = scale
+
+    def set_target_offset(self, offset: Floats) -> None:
+        """Say what was subtracted from the targets (outputs,), by which experts can see their signs."""
+        core = self._core
+        if core.form.mixed and self.outputs == 1 and not core.form.settings["classes"]:
+            origin = (1 + logarithm.SHIFT) * float(offset[0])
+            core.memory("ORIGIN", "log trees")["value"] = origin if 0 < origin < math.inf else 0.0
 
     def set_output_weights(self, weights: Floats | float) -> None:
         """Weight each output's squared error in the body's loss; the first value sets a weight of zero."""

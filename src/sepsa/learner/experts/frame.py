@@ -45,8 +45,8 @@ row = Group(
     work("SEEN", float, ("outputs",)),  # the same before they were bounded
     work("ANSWERS", float, ("candidates", "outputs")),  # of all experts and of the stack
     # The share of a typical row with which this one is learned; that share, less where its error is implausible; its
-    # class.
-    work("FACTS", Record(share=float, trust=float, label=int)),
+    # class; the logarithm of a single positive target, and its origin, 0 where there is no logarithm.
+    work("FACTS", Record(share=float, trust=float, label=int, log=float, origin=float)),
 )
 
 

@@ -15,6 +15,7 @@ from sepsa.learner.arithmetic.robust import FAR, calibrate, first_scale, follow_
 from sepsa.learner.arithmetic.weigh import weigh
 from sepsa.learner.experts import network
 from sepsa.learner.experts.frame import given, row, size
+from sepsa.learner.experts.logarithm import take_logarithm
 from sepsa.learner.experts.network_parts import parts as of_network
 from sepsa.learner.experts.stack import DISCOUNT, FLOOR, PRIOR, remember, solve, strength
 from sepsa.learner.memory.parts import Field, Part, Record, work
@@ -134,6 +135,8 @@ def bound(model, i):
                 trust = min(trust, limit / abs(off))
                 y[k] = predicted + min(max(off, -limit), limit)
     facts.share, facts.trust, facts.label = share, share * trust, largest(y)
+    if y.size == 1 and not size.classes(model):
+        take_logarithm(model, target[0], y[0], unit[0])
 
 
 @called
@@ -196,10 +199,10 @@ def learn_row(model, i):
 @kernel
 def calibrate_row(model, i):
     """Add row i to the losses by which scores become probabilities."""
-    omega = of_network.OMEGA(model)[i]
-    if omega > 0.0:
+    weight = given.WEIGHT(model)[i]
+    if weight > 0.0:
         losses, p, discount = of_network.CALIBRATION(model), of_network.P(model), given.OPTIONS(model).calibration
-        calibrate(losses, given.OUT(model)[i], largest(given.Y(model)[i]), omega, discount, p)
+        calibrate(losses, given.OUT(model)[i], largest(given.Y(model)[i]), weight, discount, p)
     return 0
 
 

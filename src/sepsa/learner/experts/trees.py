@@ -36,17 +36,19 @@ def leaf(inputs, thresholds, children, x):
 @kernel
 def answer(model, e):
     """F(x) = Σ_t f_t(x), and the leaf of x in each tree; a missing value goes left, or is the mean if none ever was."""
-    x, missed, leaves, values = parts.views("ASKED MISSED LEAVES VALUES", model)
+    x, missed, leaves, values, told = parts.views("ASKED MISSED LEAVES VALUES TOLD", model)
     inputs, thresholds, children = parts.views("SPLIT_INPUTS SPLIT_THRESHOLDS CHILDREN", model)
     wide, out = row.WIDE(model), row.ANSWERS(model)[e]
     for j in range(x.size):
         x[j] = wide[j] if wide[j] == wide[j] or missed[j] else 0.0
-    for k in range(out.size):
-        out[k] = 0.0
+    for k in range(told.size):
+        told[k] = 0.0
     for t in range(leaves.size):
         leaves[t] = leaf(inputs[t], thresholds[t], children[t], x)
-        for k in range(out.size):
-            out[k] += values[t, leaves[t], k]
+        for k in range(told.size):
+            told[k] += values[t, leaves[t], k]
+    for k in range(out.size):
+        out[k] = told[k]
     return 0
 
 
@@ -55,7 +57,7 @@ def learn(model, e):
     """Store the row with the trees' sums and leaves, and go on with the tree in growth."""
     (stored, growth), room = parts.views("STORED GROWTH", model), size.room(model)
     if stored.late < room - growth.rows:  # else the place is that of a row of the tree in growth
-        store(model, row.ANSWERS(model)[e], stored.next, stored.ever % SAMPLE)
+        store(model, stored.next, stored.ever % SAMPLE)
         stored.rows, stored.next = min(stored.rows + 1, room), (stored.next + 1) % room
         stored.late += 1
         stored.ever += 1
@@ -65,9 +67,9 @@ def learn(model, e):
 
 
 @called
-def store(model, told, at, latest):
+def store(model, at, latest):
     x, y, facts = row.views("WIDE Y FACTS", model)
-    leaves, codes, edges, values, missed = parts.views("LEAVES CODES EDGES LATEST MISSED", model)
+    told, leaves, codes, edges, values, missed = parts.views("TOLD LEAVES CODES EDGES LATEST MISSED", model)
     targets, sums, leaf_of_row, weights = parts.views("TARGETS SUMS LEAF_OF_ROW WEIGHTS", model)
     for j in range(x.size):
         values[j, latest] = x[j] if x[j] < NOWHERE else NOWHERE
@@ -75,7 +77,7 @@ def store(model, told, at, latest):
         if codes[j, at] == 0:
             missed[j] = 1
     for k in range(told.size):
-        targets[at, k] = y[k]
+        targets[at, k] = y[k] if k < y.size else facts.log
         sums[at, k] = told[k]
     for t in range(leaves.size):
         leaf_of_row[t, at] = leaves[t]
