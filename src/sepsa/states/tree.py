@@ -31,6 +31,11 @@ def is_tensor(value: object) -> TypeGuard[Tensor]:
     return isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ()))
 
 
+def is_json(value: object) -> bool:
+    """Whether JSON has this value as it is."""
+    return type(value) in PLAIN and (type(value) is not float or math.isfinite(value))
+
+
 def code_of(array: Any) -> str | None:
     """The code of the dtype of an array or tensor; None: none."""
     return CODES.get(str(array.dtype).removeprefix("torch."))
@@ -57,14 +62,16 @@ class Tree:
 
     def encode(self, value: Any, where: str) -> Any:
         """The JSON of a value, which an error calls `where`."""
-        if type(value) in PLAIN:
-            return ["float", repr(value)] if type(value) is float and not math.isfinite(value) else value
+        if is_json(value):
+            return value
+        if isinstance(value, (list, tuple)):
+            items = [one if is_json(one) else self.encode(one, f"{where}[{i}]") for i, one in enumerate(value)]
+            return ["tuple" if isinstance(value, tuple) else "list", items]
+        if type(value) is float:
+            return ["float", repr(value)]
         if isinstance(value, Mapping):
             pairs = [[self.encode(k, f"a key of {where}"), self.encode(v, f"{where}[{k!r}]")] for k, v in value.items()]
             return ["dict", pairs]
-        if isinstance(value, (list, tuple)):
-            items = [self.encode(item, f"{where}[{i}]") for i, item in enumerate(value)]
-            return ["tuple" if isinstance(value, tuple) else "list", items]
         if isinstance(value, bytes):
             return ["bytes", base64.b64encode(value).decode()]
         if is_tensor(value) and code_of(value) and str(value.layout) == "torch.strided":
