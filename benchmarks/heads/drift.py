@@ -1,7 +1,7 @@
 """Forgetting of a head where the relationship drifts: each fixed factor beside 1 and beside the best of a stream.
 
     python benchmarks/heads/drift.py --jobs 2   # what drift.json does not hold yet; needs river
-    python benchmarks/heads/drift.py --table    # every stream, and what a rule of thumb loses
+    python benchmarks/heads/drift.py --table    # every stream and factor, beside the best
 
 A network with one hidden layer of 64 rectified units is trained by SepSA with Adam at 1e-3 on batches of 8, each batch
 predicted before it is learned: the mean squared error in variances of the target for `RLS(ridge="evidence")`, the mean
