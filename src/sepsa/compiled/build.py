@@ -284,7 +284,8 @@ def build(folder: Path) -> Path:
         importlib.import_module(name)
     target = machine()
     shims = [BEGIN.format(processor=f'__builtin_cpu_supports("{LEVEL}") != 0' if LEVEL.startswith("x86") else 1)]
-    frames = {each.group.frame for each, kind in GENERATED.items() if kind == "views"}
+    found = {each.group.frame for each, kind in GENERATED.items() if kind == "views"}
+    frames = sorted(found, key=lambda frame: frame.__name__)
     shims += [FRAME.format(name=frame.__name__, names=library.checksum(frame.positions)) for frame in frames]
     with tempfile.TemporaryDirectory() as scratch:
         objects = []
