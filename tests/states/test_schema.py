@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from sepsa.states.schema import Entries, read, settings
+from sepsa.states.tree import not_finite
 
 DOUBLE = torch.ones(2, 3, dtype=torch.float64)
 NAN = np.array([1.0, math.nan])
@@ -109,3 +110,8 @@ def test_an_error_of_a_setting_becomes_one_of_the_state():
         settings("state_dict"),
     ):
         raise TypeError("forgetting is wrong")
+
+
+def test_arrays_of_numbers_alone_can_have_what_is_not_finite():
+    state = {"a": NAN, "b": [torch.tensor(math.inf), np.arange(3)], "c": np.array(["text", "nan"])}
+    assert list(not_finite(state)) == ["state['a']", "state['b'][0]"]

@@ -167,7 +167,12 @@ def not_finite(state: Any) -> Iterator[str]:
     Rows of a stream learner and of a forecaster are left out: they are data, in which NaN is a missing value.
     """
     for path, array in arrays_of(state, rows=False):
-        finite = array.isfinite() if is_tensor(array) else np.isfinite(array)
+        if is_tensor(array):
+            finite = array.isfinite()
+        elif array.dtype.kind == "f":
+            finite = np.isfinite(array)
+        else:
+            continue
         if not bool(finite.all()):
             yield path
 
