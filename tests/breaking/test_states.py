@@ -278,3 +278,12 @@ def test_a_label_that_cannot_be_saved_is_named():
     model.learn_one({"a": 1.0}, frozenset({1}))
     with pytest.raises(ValueError, match=r"got frozenset\(\{1\}\) of type frozenset"):
         model.state_dict()
+
+
+def test_a_table_that_has_learned_rows_has_a_learner():
+    model = TableModel("y")
+    damaged = model.state_dict()
+    model.trace.add(np.ones(3))
+    damaged["trace"] = model.trace.state_dict()
+    with pytest.raises(ValueError, match=r"learner'\] must be a learner of 3 rows"):
+        TableModel("y").load_state_dict(damaged)

@@ -250,6 +250,8 @@ class TableModel(TableOptions):
         quarantined = new.integer("quarantined")
         outputs = classes if self.classify else [self.target] * (new["learner"] is not None)
         learner = saved_learner(new, self._new_learner, inputs=inputs.names, classes=outputs)
+        if learner is None and trace.rows:
+            raise new.damaged("learner", f"a learner of {trace.rows} rows", None)
         self.inputs, self.classes = inputs, {label: i for i, label in enumerate(classes)}
         self.trace, self.quarantined, self.learner = trace, quarantined, learner
 
