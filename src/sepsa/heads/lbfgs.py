@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from sepsa.heads.base import parameters
 from sepsa.heads.base.checks import (
     bias_setting,
+    check_classes,
     check_dtype,
-    check_labels,
     check_outputs,
     check_rows,
     explain_nonfinite,
-    is_integer,
 )
 from sepsa.heads.base.head import OwnsHead, assign, head_of, shape_words
 from sepsa.heads.base.state_checks import read_ridges, read_solver
@@ -201,14 +200,11 @@ class OnlineLBFGS(OwnsHead):
             ValueError: A shape or target is wrong, or a value is not finite; nothing was learned.
         """
         linear = self._ready()
-        if self.loss_name == "cross-entropy" and is_integer(targets) and targets.dtype != torch.bool:
-            check_rows(linear, features)
-            if targets.shape == features.shape[:-1]:
-                check_labels(linear, features, targets, sample_weight)
-                targets = self._probabilities(linear, targets)
-        check_rows(linear, features, targets, sample_weight)
         if self.loss_name == "cross-entropy":
-            self._probabilities(linear, targets)
+            check_classes(linear, features, targets, sample_weight)
+            targets = self._probabilities(linear, targets)
+        else:
+            check_rows(linear, features, targets, sample_weight)
         with torch.autocast(linear.weight.device.type, enabled=False):
             self._learn(linear, features, targets, sample_weight)
 

@@ -198,6 +198,15 @@ def check_labels(linear: nn.Linear, features: Tensor, labels: Tensor, sample_wei
     check_weight(linear, features, sample_weight)
 
 
+def check_classes(linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> None:
+    """Check samples whose targets are class labels (...) or probabilities (..., m); not yet the targets' range."""
+    check_rows(linear, features)
+    if is_integer(targets) and targets.dtype != torch.bool and targets.shape == features.shape[:-1]:
+        check_labels(linear, features, targets, sample_weight)
+    else:
+        check_rows(linear, features, targets, sample_weight)
+
+
 def check_weight(linear: nn.Linear, features: Tensor, sample_weight: Tensor | None) -> None:
     """Check the weights of samples whose features are checked already."""
     if sample_weight is None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sepsa.heads.base import parameters
-from sepsa.heads.base.checks import check_labels, check_outputs, check_rows, explain_nonfinite, is_integer
+from sepsa.heads.base.checks import check_classes, check_outputs, explain_nonfinite
 from sepsa.heads.base.head import assign, head_of
 from sepsa.heads.cross_entropy.captured import CapturedSoftmax
 from sepsa.heads.cross_entropy.eager import Rows
@@ -170,12 +170,7 @@ class SoftmaxNewton(NewtonHead):
         super().update(features, targets, sample_weight)
 
     def _rows(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Rows:
-        linear = head_of(self)
-        check_rows(linear, features)
-        if is_integer(targets) and targets.dtype != torch.bool and targets.shape == features.shape[:-1]:
-            check_labels(linear, features, targets, sample_weight)
-        else:
-            check_rows(linear, features, targets, sample_weight)
+        check_classes(head_of(self), features, targets, sample_weight)
         return features, targets, sample_weight
 
     @torch.no_grad()
