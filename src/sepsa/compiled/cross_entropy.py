@@ -16,6 +16,7 @@ from sepsa.compiled.least_squares import (
     PRODUCT_LIMIT,
     fits,
     follow,
+    read_features,
     restored_coordinate,
     restored_count,
     restored_ridge,
@@ -266,17 +267,6 @@ def work_at(at, n, r, p, K):
 
 
 @called
-def read_rows(features, Phi):
-    """Make Φ of features (n, k)."""
-    (n, k), p = features.shape, Phi.shape[1]
-    for i in range(n):
-        for j in range(k):
-            Phi[i, j] = features[i, j]
-        if k < p:
-            Phi[i, k] = 1.0
-
-
-@called
 def curvature_at(model, first, i, K, p):
     """T, W, shares, ridge_left and counters of curvature number i, of the state whose addresses begin at `first`."""
     return (
@@ -320,9 +310,9 @@ def learn_rows(model, n, dtype):
     omega = array_at(model[20], (n if model[20] else 0, heads), np.float64)
     work, Phi = work_at(model[21], n, n + restored_count(p, settings[0], 0, n), p, K)
     if model[17]:
-        read_rows(array_at(model[16], (n, k), np.float64), Phi)
+        read_features(array_at(model[16], (n, k), np.float64), Phi)
     else:
-        read_rows(array_at(model[16], (n, k), dtype), Phi)
+        read_features(array_at(model[16], (n, k), dtype), Phi)
     follow(W, weight, bias, new_W)
     for i in range(heads):
         old, new = curvature_at(model, 1, i, K, p), curvature_at(model, 6, i, K, p)

@@ -173,16 +173,14 @@ def matrices_at(address, shape):
 
 
 @called
-def read_rows(given, aims, Phi, Y):
-    """Make Φ and Y of features (n, k) and targets (n, m)."""
-    (n, p), k, m = Phi.shape, given.shape[1], aims.shape[1]
+def read_features(features, Phi):
+    """Make Φ of features (n, k)."""
+    (n, k), p = features.shape, Phi.shape[1]
     for r in range(n):
         for j in range(k):
-            Phi[r, j] = given[r, j]
+            Phi[r, j] = features[r, j]
         if k < p:
             Phi[r, k] = 1.0
-        for o in range(m):
-            Y[r, o] = aims[r, o]
 
 
 @called
@@ -383,7 +381,8 @@ def learn_rows(model, n, dtype):
     F = array_at(model[4] + 8 * n * (p + m), of_F, np.float64)
     E = array_at(model[4] + 8 * n * (2 * p + m), of_E, np.float64)
     if x:
-        read_rows(array_at(x, (n, k), dtype), array_at(y, (n, m), dtype), Phi, Y)
+        read_features(array_at(x, (n, k), dtype), Phi)
+        copy_rows(array_at(y, (n, m), dtype), Y)
     weight, bias = array_at(model[2], (m, k), dtype), array_at(model[3], (m if p > k else 0,), dtype)
     return learn(matrices_at(model[1], shapes(p, m)), (Phi, Y, F, E), weight, bias, numbers[0], numbers[1])
 
