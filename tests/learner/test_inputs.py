@@ -99,9 +99,8 @@ def test_a_column_of_many_texts_gets_the_mean_of_the_targets_before_each_row(few
     """Two texts get an indicator with their first row, two with their second; the fifth brings the column's mean."""
     X, y = many_texts()
     encoder = frames.FrameEncoder(list(X))
-    rows, new, said = encoder.learn(X)
+    rows, new, said = encoder.learn(encoder.read(X, first=True), y[:, None])
     assert ["'shop' has more than 4 different texts" in text for text in said] == [True]
-    rows, new = encoder.learn_targets(rows, y[:, None], new, shuffled=False)
     shops, seen, named = X["shop"].tolist(), [], []
     sums, counts, targets, start = {}, {}, [], None
     for i, shop in enumerate(shops):
@@ -125,9 +124,9 @@ def test_a_column_of_many_texts_gets_the_mean_of_the_targets_before_each_row(few
             targets.append(y[i])
     assert [name for name in encoder.names if "=" in name] == [f"shop={shop}" for shop in named]
     again = frames.FrameEncoder.of_state(encoder.state_dict(), 1, "encoder")
-    np.testing.assert_array_equal(again.rows(X), encoder.rows(X))
-    unknown = X[:1].assign(shop="never seen")
-    assert encoder.rows(unknown)[0, encoder.names["shop:mean"]] == pytest.approx(np.mean(targets))
+    np.testing.assert_array_equal(again.encode(again.read(X), len(X)), encoder.encode(encoder.read(X), len(X)))
+    unknown = encoder.read(X[:1].assign(shop="never seen"))
+    assert encoder.encode(unknown, 1)[0, encoder.names["shop:mean"]] == pytest.approx(np.mean(targets))
 
 
 @pytest.mark.filterwarnings("ignore:column 'shop' has more than")
@@ -157,7 +156,10 @@ def test_the_division_into_frames_does_not_matter(kind, rows, few_indicators):
     ],
 )
 def test_identifiers_are_hinted_in_the_same_words(texts, hinted):
-    said = [frames.FrameEncoder(["id"]).learn(pd.DataFrame({"id": texts[k:]}))[2] for k in range(2)]
+    parts = [pd.DataFrame({"id": texts[k:]}) for k in range(2)]
+    encoders = [frames.FrameEncoder(["id"]) for _ in parts]
+    pairs = zip(encoders, parts, strict=True)
+    said = [each.learn(each.read(part, first=True), np.zeros((len(part), 1)))[2] for each, part in pairs]
     assert said[0] == said[1]  # Python shows a warning once where its words are the same, as in the folds of a search
     assert any("looks like an identifier" in text for text in said[0]) == hinted
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from joblib import cpu_count
@@ -22,6 +22,7 @@ from sepsa.interrupt import lock_of, locked
 from sepsa.learner.arithmetic.robust import HUGE
 from sepsa.learner.columns.frame import FrameEncoder, all_numbers, as_pandas, check_numbers, in_order, is_frame
 from sepsa.learner.columns.inputs import CLASS_MEANS
+from sepsa.learner.columns.reader import Column
 from sepsa.learner.growth import NewInput, learn_rows
 from sepsa.learner.learner import TELL, WARM_UP, StreamLearner
 from sepsa.learner.memory.parts import Floats
@@ -41,13 +42,6 @@ MOST_INPUTS = 2048  # of a compiled network
 FEW = 16  # rows
 HEAVIEST = 1e30  # weight of a row in `fit`, so that sums of weighted squares stay finite
 NUMBERS = {"dtype": np.float64, "order": "C", "ensure_all_finite": "allow-nan"}  # what scikit-learn checks
-
-
-class Rows(NamedTuple):
-    """Rows of numbers (n, inputs), dense or CSR, and the inputs that they are the first to need."""
-
-    X: Any
-    new_inputs: Sequence[NewInput] = ()
 
 
 class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
@@ -90,8 +84,7 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
 
     def _fit(self, X: Any, Y: Floats, weight: Floats) -> tuple[Floats, Floats, Floats]:
         """Learn from scratch; returns the predictions of rows that one member left out, their targets and weights."""
-        if self._encoder is not None:
-            X, _ = self._encoder.learn_targets(X, Y, (), shuffled=True)
+        X, _ = self._numbers(X, Y, shuffled=True)
         there = np.flatnonzero(weight > 0)
         if not there.size:
             raise ValueError("sample_weight must be positive for at least one sample, got zeros alone")
@@ -146,23 +139,31 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
         self._learner, self.n_iter_ = committee, result.passes
         return result.predictions, Y[result.rows], weight[result.rows]
 
-    def _learn(self, rows: Rows, Y: Floats, weight: Floats, told: int, output_rows: Sequence[int] = ()) -> Floats:
+    def _learn(self, X: Any, Y: Floats, weight: Floats, told: int, output_rows: Sequence[int] = ()) -> Floats:
         """Learn rows in order; returns the predictions made before.
 
         So many outputs are known, or told, before the first row; `output_rows` need one more each.
         """
+        rows, new_inputs = self._numbers(X, Y)
 
         def new_learner(inputs: int, outputs: int) -> StreamLearner:
-            inputs = inputs if rows.new_inputs else rows.X.shape[1]
+            inputs = inputs if new_inputs else rows.shape[1]
             seed = check_random_state(self.random_state).randint(2**31 - 1)
             return self._new_learner(inputs, outputs, seed, names=self._input_names(inputs))
 
-        if self._encoder is not None:
-            rows = Rows(*self._encoder.learn_targets(rows.X, Y, rows.new_inputs, shuffled=False))
         self._learner, before = learn_rows(
-            self._learner, new_learner, rows.X, Y, weight, rows.new_inputs, output_rows, told, self._batch
+            self._learner, new_learner, rows, Y, weight, new_inputs, output_rows, told, self._batch
         )
         return before
+
+    def _numbers(self, X: Any, Y: Floats, shuffled: bool = False) -> tuple[Any, Sequence[NewInput]]:
+        """Rows of numbers (n, inputs), dense or CSR, and the inputs that they are the first to need."""
+        if self._encoder is None:
+            return X, ()
+        rows, new_inputs, said = self._encoder.learn(X, Y, shuffled)
+        for text in said:
+            warnings.warn(text, UserWarning, stacklevel=5)
+        return rows, new_inputs
 
     @property
     def _batch(self) -> int:
@@ -184,8 +185,8 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
 
     # ------------------------------------------------------------------ rows
 
-    def _encode(self, X: Any, learn: bool = True, y: Any = None) -> Rows | None:
-        """The rows of a DataFrame that does not hold numbers alone, found by the names of its columns; else None."""
+    def _read_frame(self, X: Any, learn: bool = True, y: Any = None) -> dict[str, Column] | None:
+        """The columns of a DataFrame that does not hold numbers alone, by their names; else None."""
         encoder, new = self._encoder, self._learner is None and is_frame(X) and not all_numbers(X)
         if encoder is None and not new:
             return None
@@ -201,13 +202,8 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
             encoder = FrameEncoder([f"x{i}" for i in range(X.shape[1])] if names is None else sorted(names), means)
         elif learn:
             encoder = deepcopy(encoder)
-        else:
-            return Rows(encoder.rows(X))
-        rows, new_inputs, said = encoder.learn(X)
-        for text in said:
-            warnings.warn(text, UserWarning, stacklevel=6)
         self._encoder = encoder
-        return Rows(rows, new_inputs)
+        return encoder.read(X, first=learn)
 
     def _in_order(self, X: Any) -> Any:
         """X with its columns in the order in which they were learned, where it is a DataFrame with their names."""
@@ -232,7 +228,7 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
             and not np.isinf(X).any()
         )
 
-    def _check_rows(self, X: ArrayLike) -> Any:
+    def _check_rows(self, X: Any) -> Any:
         """Rows (n, inputs), dense or CSR, checked."""
         check_is_fitted(self)
         if self._is_plain(X):
@@ -240,31 +236,30 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
         X = as_pandas(X)
         with explained(X=X):
             X = self._in_order(X)
-            encoded = self._encode(X, learn=False)
-            if encoded is not None:
-                return check_array(encoded.X, **NUMBERS)
+            columns = self._read_frame(X, learn=False)
+            if columns is not None and self._encoder is not None:
+                return check_array(self._encoder.encode(columns, len(X)), **NUMBERS)
             return validate_data(self, X, reset=False, accept_sparse="csr", **NUMBERS)
 
     def _predict(self, X: ArrayLike) -> Floats:
         return np.concatenate([self._learner.predict(part) for _, part in row_parts(self._check_rows(X))])
 
     def _check_data(
-        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, **checks: bool
-    ) -> tuple[Rows, NDArray[Any], Floats]:
-        """Rows (n, inputs), targets and weights (n,), checked."""
+        self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None, **checks: bool
+    ) -> tuple[Any, NDArray[Any], Floats]:
+        """Rows (n, inputs), or the columns of a DataFrame, targets and weights (n,), checked."""
         if sample_weight is None and self._is_plain(X, y):
-            return Rows(X), np.asarray(y), np.ones(np.shape(y))
+            return X, np.asarray(y), np.ones(np.shape(y))
         X, first = as_pandas(X), self._learner is None
         with explained(X=X, y=y, sample_weight=sample_weight):
             X = X if first else self._in_order(X)
-            rows = self._encode(X, y=y)
-            if rows is None:
-                numbers, targets = validate_data(self, X, y, reset=first, accept_sparse="csr", **NUMBERS, **checks)
-                rows = Rows(numbers)
+            columns = self._read_frame(X, y=y)
+            if columns is None:
+                X, targets = validate_data(self, X, y, reset=first, accept_sparse="csr", **NUMBERS, **checks)
             else:
-                _, targets = check_X_y(rows.X, y, estimator=self, **NUMBERS, **checks)
-            weights = _check_sample_weight(sample_weight, rows.X, dtype=np.float64, ensure_non_negative=True)
-        return rows, targets, weights
+                _, targets = check_X_y(np.zeros(X.shape), y, estimator=self, **NUMBERS, **checks)
+            weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        return X if columns is None else columns, targets, weights
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

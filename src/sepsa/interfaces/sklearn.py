@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 
-from sepsa.interfaces.estimator import FEW, Rows, StreamEstimator, check_sizes
+from sepsa.interfaces.estimator import FEW, StreamEstimator, check_sizes
 from sepsa.interrupt import DeferredInterrupt, lock_of, locked
 from sepsa.learner.calibration import arrived, follow, label_probabilities, no_losses, probabilities
 from sepsa.learner.growth import first_rows, indicators
@@ -102,8 +102,7 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
             This estimator.
         """
         with self._changed(anew=True) as other:
-            rows, Y, weight = other._check(X, y, sample_weight)
-            other._fit(rows.X, Y, weight)
+            other._fit(*other._check(X, y, sample_weight))
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> SepSARegressor:
@@ -166,7 +165,7 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
         mean, std = (self._shaped(np.concatenate(part)) for part in zip(*parts, strict=True))
         return mean, std
 
-    def _check(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> tuple[Rows, Floats, Floats]:
+    def _check(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> tuple[Any, Floats, Floats]:
         given = np.asarray(y)
         for value in given.ravel().tolist() if y is not None and given.dtype.kind in "OU" else ():
             if not is_target(value):
@@ -279,7 +278,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
                 other._columns = np.arange(len(other.classes_))
                 labels = (labels[:, None] == other.classes_).astype(np.float64)  # of no class: (n, 0)
             before = other._calibration
-            other._losses = follow(before, *other._fit(rows.X, labels, weight), forgetting=1.0)[-1]
+            other._losses = follow(before, *other._fit(rows, labels, weight), forgetting=1.0)[-1]
         return self
 
     def partial_fit(
@@ -515,7 +514,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         columns[~old] = len(self._columns) + first.argsort().argsort()
         self.classes_, self._columns = wider, columns
 
-    def _check(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> tuple[Rows, Labels, Floats]:
+    def _check(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> tuple[Any, Labels, Floats]:
         shape = y.shape if hasattr(y, "shape") else np.asarray(y).shape
         several = len(shape) == 2 and shape[1] > 1
         rows, labels, weights = self._check_data(X, y, sample_weight, multi_output=several)

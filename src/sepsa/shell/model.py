@@ -127,10 +127,9 @@ class TableModel(TableOptions):
     ) -> tuple[NDArray[np.bool_], BlockResult]:
         """Learn rows in order; returns which of them could be learned, and their predictions, warnings and details."""
         rows = len(labels)
-        new_inputs, warnings = self.inputs.add(columns)
-        X, names = self.inputs.encode(columns, rows), list(self.classes)
+        names = list(self.classes)
         Y = indicators(labels, len(names)) if self.classify else target[:, None]
-        new_inputs = self.inputs.learn_means(X, columns, Y, new_inputs)
+        X, new_inputs, warnings = self.inputs.learn(columns, Y)
         old, first = 0 if self.learner is None else self.learner.engine.outputs, first_rows(labels, Y.shape[1])
         arrivals, first[:old] = first[old:].tolist(), -1
         kept, details = np.ones(rows, bool), dict[int, Any]()

@@ -12,8 +12,6 @@ import numpy as np
 from sepsa.learner.columns.cells import CATEGORIES
 from sepsa.learner.columns.inputs import Inputs
 from sepsa.learner.columns.reader import Column, column_of
-from sepsa.learner.growth import NewInput
-from sepsa.learner.memory.parts import Floats
 from sepsa.states import schema
 from sepsa.validation import beyond_floats
 
@@ -34,46 +32,17 @@ class FrameEncoder(Inputs):
     def __init__(self, columns: Sequence[str], means: int = 1) -> None:
         super().__init__(CATEGORIES, means)
         self.kinds: dict[str, str | None] = dict.fromkeys(columns)  # None: no value has come yet
-        self._columns: dict[str, Column] = {}  # between `learn` and `learn_shuffled`
         if len(self.kinds) < len(columns):
             twice = next(name for i, name in enumerate(columns) if name in columns[:i])
             raise ValueError(f"X must have distinct columns, got two columns {twice!r}: rename one of them")
 
-    def learn(self, frame: Any) -> tuple[Floats, list[NewInput], list[str]]:
-        """The rows (n, inputs) of a frame, the inputs that they are the first to need, and warnings.
-
-        `learn_targets` follows.
-        """
-        read = self._read(frame)
-        columns = {name: column for name, (_, column) in read.items()}
-        self.kinds |= {name: self.kinds[name] or kind for name, (kind, _) in read.items()}
-        new_inputs, warnings = self.add(columns)
-        self._columns = columns if self.levels else {}
-        return self.encode(columns, len(frame)), new_inputs, warnings
-
-    def learn_targets(
-        self, X: Floats, Y: Floats, new_inputs: Sequence[NewInput], shuffled: bool
-    ) -> tuple[Floats, Sequence[NewInput]]:
-        """The rows of the last `learn` with the means of texts before each row, and its new inputs with their scales.
-
-        `shuffled` takes "before" in a random order, for a table whose order means nothing.
-        """
-        columns, self._columns = self._columns, {}
-        if not columns:
-            return X, new_inputs
-        order = np.random.default_rng(0).permutation(len(X)) if shuffled else np.arange(len(X))
-        turned, some = X[order], {name: column.rows(order) for name, column in columns.items()}
-        new_inputs = self.learn_means(turned, some, Y[order], () if shuffled else new_inputs)
-        return turned[np.argsort(order)], new_inputs
-
-    def rows(self, frame: Any) -> Floats:
-        """The rows (n, inputs) of a frame, without an input for what is new."""
-        return self.encode({name: column for name, (_, column) in self._read(frame).items()}, len(frame))
-
-    def _read(self, frame: Any) -> dict[str, tuple[str | None, Column]]:
-        """What the columns of a frame hold, and their cells; columns without names are called by their numbers."""
+    def read(self, frame: Any, first: bool = False) -> dict[str, Column]:
+        """The columns of a frame, those without names called by their numbers; `first` notes what they hold."""
         named, given = dict(frame.items()), zip(self.kinds.items(), frame.items(), strict=True)
-        return {name: read_column(name, named.get(name, series), kind) for (name, kind), (_, series) in given}
+        found = {name: read_column(name, named.get(name, series), kind) for (name, kind), (_, series) in given}
+        if first:
+            self.kinds = {name: self.kinds[name] or kind for name, (kind, _) in found.items()}
+        return {name: column for name, (_, column) in found.items()}
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"columns": list(self.kinds), "kinds": list(self.kinds.values())}

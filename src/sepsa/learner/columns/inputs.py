@@ -102,6 +102,23 @@ class Inputs:
         for column in levels.values:
             self.levels[column] = LevelMeans.from_state(self.means, levels.path(column), levels[column])
 
+    def learn(
+        self, columns: Mapping[str, Column], Y: Floats, shuffled: bool = False
+    ) -> tuple[Floats, list[NewInput], list[str]]:
+        """The rows (n, inputs) of columns with targets Y (n, outputs), the inputs that they need first, and warnings.
+
+        `shuffled` takes the means of targets before each row in a random order, for a table whose order means nothing;
+        the new inputs have then no scales.
+        """
+        new_inputs, warnings = self.add(columns)
+        X = self.encode(columns, len(Y))
+        if not (shuffled and self.levels):
+            return X, self.learn_means(X, columns, Y, new_inputs), warnings
+        order = np.random.default_rng(0).permutation(len(Y))
+        turned, places = X[order], np.argsort(order)
+        self.learn_means(turned, {name: column.rows(order) for name, column in columns.items()}, Y[order], ())
+        return turned[places], new_inputs, warnings
+
     def add(self, columns: Mapping[str, Column]) -> tuple[list[NewInput], list[str]]:
         """Add inputs for values that these rows hold for the first time; returns them, in order, and warnings."""
         candidates: list[Candidate] = []
