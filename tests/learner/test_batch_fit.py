@@ -260,7 +260,7 @@ def test_a_fitted_learner_saves_its_rows_and_no_room_for_others():
     X, Y = table(60)
     member = fitted(X, Y, mixture=new_mixture).committee.members[0]
     state = member.state_dict()
-    trees = state["engine"]["experts"]["trees"]
+    trees = state["engine"]["parts"]["trees"]
     assert trees["HISTOGRAMS"].size == trees["ORDER"].size == trees["PACKED"].size == 0
     assert trees["CODES"].shape == (3, 96)  # each row twice
     assert member.engine.memory("CODES", "trees").shape[1] > 108

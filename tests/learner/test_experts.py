@@ -337,7 +337,7 @@ def test_a_state_that_points_outside_is_refused():
     outside |= {"LEAF_OF_ROW": 99, "CODES": tree_parts.BINS, "STORED": -1, "GROWTH": 99.0}
     for name, value in outside.items():
         state = engine.state_dict()
-        state["experts"]["trees"][name].flat[0] = value
+        state["parts"]["trees"][name].flat[0] = value
         with pytest.raises(ValueError, match=name):
             engine.load_state_dict(state)
     assert np.array_equal(engine.predict(X), before)

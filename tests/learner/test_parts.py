@@ -11,7 +11,6 @@ from sepsa.compiled.kernels import CALL, kernel
 from sepsa.learner.memory.memory import Layout, Memory
 from sepsa.learner.memory.parts import Field, Part, Record, Rule, work
 from sepsa.learner.memory.views import Frame, Group
-from sepsa.states import schema
 
 frame = Frame("test", ("inputs", "rows"), Part("X", float, ("rows", "inputs")))
 size = frame.size
@@ -100,8 +99,8 @@ def test_a_saved_state_loads_and_a_record_is_a_vector(rows):
     state = made.save("means")
     assert state["FILLED"].dtype == np.int64
     assert state["NUMBERS"].dtype == np.float64
-    other.load(schema.read("state", state, set(state)), "means")
-    for name in state:
+    other.load(state, "state", "means")
+    for name in made.names("means"):
         assert np.array_equal(other(name, "means"), made(name, "means"))
 
 
@@ -116,11 +115,12 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_bounds_and_rules_are_checked(damage):
-    name, value, words = DAMAGES[damage]
-    state = memory(2).save("means") | {name: value}
+def test_bounds_and_rules_are_checked(damage, rows):
+    (name, value, words), made = DAMAGES[damage], memory(2)
+    learned(made, rows)
+    state = made.save("means") | {name: value}
     with pytest.raises(ValueError, match=words):
-        memory(2).load(schema.read("state", state, set(state)), "means")
+        memory(2).load(state, "state", "means")
 
 
 def test_growth_keeps_the_latest_rows_in_order_and_starts_what_is_new(rows):

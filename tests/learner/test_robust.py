@@ -97,9 +97,8 @@ def test_an_input_rescaled_changes_no_prediction_of_a_linear_head(g):
     engine.learn(X, y)
     before = engine.predict_with_leverage(X)
     own = up if g > 1 else down
-    kernels = engine._ready()
-    kernels._compiled["rescale"] = CALL(code.address(own))
-    kernels.run("rescale", np.zeros(engine.memory.layout.workspace), X[:1], None, None, y[:1])
+    workspace = np.zeros(engine.memory.layout.workspace)
+    engine._ready().run(CALL(code.address(own)), workspace, X[:1], None, None, y[:1])
     assert engine.memory("SCALE", "network").tolist() == [1.0, 1 / g, 1.0]
     for one, other in zip(engine.predict_with_leverage(X), before, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9)

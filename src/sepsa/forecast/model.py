@@ -205,7 +205,7 @@ class ForecastModel:
         """
         new = schema.read(entry, state_dict, set(SAVED))
         for name in SAVED:
-            self.memory.load(new.entries(name, set(self.memory.names(name))), name)
+            self.memory.load(new[name], new.path(name), name)
         self._check(new)
 
     def _check(self, new: schema.Entries) -> None:

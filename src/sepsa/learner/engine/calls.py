@@ -15,6 +15,7 @@ from sepsa.learner.experts.frame import OWN_CALLS, given
 from sepsa.learner.memory.memory import view
 from sepsa.learner.memory.parts import Floats
 
+Kernel = Callable[[int, int], int]
 PACK_FRAME = struct.Struct(f"{len(given.slots)}q").pack_into
 
 
@@ -22,33 +23,16 @@ class Kernels:
     """The compiled kernels of an engine, and the addresses that they get."""
 
     def __init__(self, core: Core) -> None:
-        self.experts, self.classes = core.form.experts, bool(core.form.settings["classes"])
-        self.calls, self.own = np.zeros((len(self.experts), 2), np.int64), np.zeros((), OWN_CALLS.dtype)
+        calls = np.array([[code.address(each.answer), code.address(each.learn)] for each in core.form.experts])
+        own = np.array(tuple(code.address(step.OWN[name]) for name in OWN_CALLS.fields), OWN_CALLS.dtype)
         memory, widths = core.memory, np.array(core.form.hidden, np.int64)
-        self.arrays = (memory.vector, memory.layout.numbers, widths, core.options, self.calls, self.own)
+        self.arrays = (memory.vector, memory.layout.numbers, widths, core.options, calls, own)
         self.fixed = tuple(array.ctypes.data for array in self.arrays)
-        self._compiled: dict[str, Callable[[int, int], int]] = {}
-
-    def __getitem__(self, name: str) -> Callable[[int, int], int]:
-        """The function to learn, to predict, or to predict with leverages, found when it is first needed."""
-        found = self._compiled.get(name)
-        if found is None:
-            several = len(self.experts) > 1
-            top = {"learn": step.learn, "boost": trees.boost}.get(name, step.predict)
-            answers, learns = [each.answer for each in self.experts], [each.learn for each in self.experts]
-            own = step.own_kernels(several, self.classes, name)
-            if name != "boost":
-                self.calls[:, step.ANSWER] = [code.address(each) for each in answers]
-                if name == "learn":
-                    self.calls[:, step.LEARN] = [code.address(each) for each in learns]
-            for field, kernel in own.items():
-                self.own[field] = code.address(kernel)
-            found = self._compiled[name] = CALL(code.address(top))
-        return found
+        self.learn, self.predict = (CALL(code.address(kernel)) for kernel in (step.learn, step.predict))
 
     def run(
         self,
-        name: str,
+        kernel: Kernel,
         workspace: Floats,
         X: Floats,
         Y: Floats | None,
@@ -62,7 +46,7 @@ class Kernels:
         addresses = (0 if array is None or not array.size else array.ctypes.data for array in rows)
         start = workspace.ctypes.data
         PACK_FRAME(workspace.data, 0, start, *self.fixed, *addresses)
-        return self[name](start, len(X))
+        return kernel(start, len(X))
 
 
 class RowBuffer:
@@ -79,10 +63,10 @@ class RowBuffer:
         self.addresses = self.x.ctypes.data, self.y.ctypes.data, self.weight.ctypes.data, self.out.ctypes.data, 0
         self.write, self.write_x = struct.Struct(f"{values.size}d").pack_into, struct.Struct(f"{inputs}d").pack_into
 
-    def run(self, kernels: Kernels, name: str) -> int:
-        """Call a kernel for the row; returns 0 where it was refused."""
+    def run(self, kernels: Kernels, kernel: Kernel) -> int:
+        """Call one of the kernels for the row; returns 0 where it was refused."""
         PACK_FRAME(self.workspace, 0, self.start, *kernels.fixed, *self.addresses)
-        return kernels[name](self.start, 1)
+        return kernel(self.start, 1)
 
 
 def answers(core: Core, kernels: Kernels, X: Floats) -> Floats:
@@ -92,7 +76,7 @@ def answers(core: Core, kernels: Kernels, X: Floats) -> Floats:
     own = view(workspace, core.memory.layout.work["row", "ANSWERS"])
     found, out = np.empty((len(X), count, outputs)), np.empty((1, outputs))
     for i in range(len(X)):
-        kernels.run("predict", workspace, X[i : i + 1], None, None, out)
+        kernels.run(kernels.predict, workspace, X[i : i + 1], None, None, out)
         found[i] = own[:count]
     return found
 
@@ -105,7 +89,8 @@ def boost_trees(core: Core) -> None:
         view(workspace, memory.layout.work["row", "FACTS"])["origin"] = memory("ORIGIN", "log trees")["value"]
     memory.restart("trees", *tree_parts.GROWN, *tree_parts.GROWING)
     memory("GROWTH", "trees")["tree"] = 0
-    Kernels(core).run("boost", workspace, np.zeros((1, form.inputs)), None, None, np.empty(1))
+    boost = CALL(code.address(trees.boost))
+    Kernels(core).run(boost, workspace, np.zeros((1, form.inputs)), None, None, np.empty(1))
     memory.restart("trees", *tree_parts.GROWING)  # whose parts at their start take no place in a file
 
 

@@ -310,7 +310,7 @@ class Engine:
             core = replace(core.copy(), buffers=core.buffers)
         out, workspace = np.empty((len(X), self.outputs)), np.zeros(core.memory.layout.workspace)
         kernels = Kernels(core) if several else self._ready()
-        done = kernels.run("learn", workspace, X, Y, weights, out)
+        done = kernels.run(kernels.learn, workspace, X, Y, weights, out)
         if done < len(X):
             raise diverged(done)
         if several:
@@ -328,7 +328,7 @@ class Engine:
         numbers = core.memory("NUMBERS", "heads", 0)
         for some, factor in forgetting_steps(len(X), self.batch_size, forgetting, every):
             numbers["forgetting"] = factor
-            done = kernels.run("learn", workspace, X[some], Y[some], sample_weight[some], out[some])
+            done = kernels.run(kernels.learn, workspace, X[some], Y[some], sample_weight[some], out[some])
             if done < some.stop - some.start:
                 raise diverged(some.start + done)
         core.kernels, self._core = kernels, core
@@ -342,7 +342,8 @@ class Engine:
         core = self._core
         row = core.buffers.pop() if core.buffers else RowBuffer(core)
         row.write(row.values, 0, *x, *y, weight)
-        if not row.run(core.kernels or self._ready(), "learn"):
+        kernels = core.kernels or self._ready()
+        if not row.run(kernels, kernels.learn):
             self.learn(row.x, row.y, row.weight)  # raises NotFinite
         core.buffers.append(row)
 
@@ -363,7 +364,8 @@ class Engine:
         except IndexError:
             row = RowBuffer(core)
         row.write_x(row.values, 0, *x)
-        row.run(core.kernels or self._ready(), "predict")
+        kernels = core.kernels or self._ready()
+        row.run(kernels, kernels.predict)
         out: list[float] = row.out.tolist()
         core.buffers.append(row)
         return out
@@ -371,7 +373,7 @@ class Engine:
     def _predict(self, X: Floats, leverage: Floats | None) -> Floats:
         out, kernels, core = np.empty((len(X), self.outputs)), self._ready(), self._core
         workspace = np.zeros(core.memory.layout.workspace)  # its own: threads may predict at the same time
-        kernels.run("predict" if leverage is None else "leverage", workspace, X, None, None, out, leverage)
+        kernels.run(kernels.predict, workspace, X, None, None, out, leverage)
         return out
 
 

@@ -35,100 +35,42 @@ def settings(core: Core) -> dict[str, Any]:
         "standardize": bool(own["standardize"]),
         "batch": own["batch"],
         "options": list(core.options.item()),
+        "experts": core.names,
     }
 
 
 def state_dict(core: Core) -> dict[str, Any]:
-    """The state as plain data: that of the network, and by their names those of the experts."""
-    sizes = {"inputs": core.form.inputs, "outputs": core.form.outputs}
-    network = {
+    """The state as plain data: that of the network, of its heads, of the other experts and of their mixture."""
+    return {
         "settings": settings(core),
-        **sizes,
-        "arrays": network_arrays(core),
+        "inputs": core.form.inputs,
+        "outputs": core.form.outputs,
+        "parts": core.memory.state_dict(),
         "generator": generator_state(core.rng),
     }
-    return {**sizes, "network": network, **experts_and_mixture(core)} if core.form.mixed else network
-
-
-def network_arrays(core: Core) -> dict[str, Any]:
-    """The parts of the network and of its heads, whose number is a part of the name, as vectors."""
-    arrays = core.memory.save("network")
-    for h in range(len(core.form.heads)):
-        arrays |= {f"{name}{h}": array for name, array in core.memory.save("heads", h).items()}
-    return {name: array.ravel() for name, array in arrays.items()}
-
-
-def experts_and_mixture(core: Core) -> dict[str, Any]:
-    """The parts of the experts other than the network, and of their mixture."""
-    return {
-        "experts": {expert.name: core.memory.save(expert.name, whole=False) for expert in core.form.experts[1:]},
-        "mixture": {"experts": core.names} | core.memory.save("mixture"),
-    }
-
-
-# ---------------------------------------------------------------------- loading
 
 
 def loaded(core: Core, state: Any, entry: str) -> Core:
     """An engine like this one in a saved state; a ValueError names the wrong entry."""
-    if not core.form.mixed:
-        return load_network(core, state, entry, {})
-    new = schema.read(entry, state, {"inputs", "outputs", "network", "experts", "mixture"})
-    other = load_network(core, new["network"], new.path("network"), sizes_of(new["experts"], new.path("experts")))
-    new.equal("inputs", other.form.inputs)
-    new.equal("outputs", other.form.outputs)
-    load_experts(other, new["experts"], new.path("experts"))
-    load_mixture(other, new["mixture"], new.path("mixture"))
-    return other
-
-
-def load_network(core: Core, state: Any, entry: str, sizes: dict[str, int]) -> Core:
-    """An engine like this one, with the network in a saved state and all other experts at their start."""
-    new = schema.read(entry, state, {"settings", "inputs", "outputs", "arrays", "generator"})
+    new = schema.read(entry, state, {"settings", "inputs", "outputs", "parts", "generator"})
     wanted = settings(core)
     own = new.entries("settings", set(wanted))
     for name, value in wanted.items():
         own.equal(name, value)
-    form = core.form.with_settings(**sizes)
+    form = core.form.with_settings(**sizes_of(new["parts"], new.path("parts")))
     other = core.of_form(form._replace(inputs=new.integer("inputs", 1), outputs=new.integer("outputs", 1)))
-    load_arrays(other, new["arrays"], new.path("arrays"))
+    other.memory.load_state_dict(new["parts"], new.path("parts"))
     other.rng = read_generator(new.path("generator"), new["generator"])
     return other
-
-
-def load_arrays(core: Core, state: Any, entry: str) -> None:
-    """Load what `network_arrays` returned."""
-    arrays = schema.read(entry, state, set(network_arrays(core)))
-    core.memory.load(arrays, "network", flat=True)
-    for h in range(len(core.form.heads)):
-        core.memory.load(arrays, "heads", h, f"{{}}{h}", flat=True)
 
 
 def sizes_of(states: Any, entry: str) -> dict[str, int]:
     """The number of saved trees, and the rows for which they have room; none where the state does not say."""
     own = states.get("trees") if isinstance(states, dict) else None
-    if not isinstance(own, dict):
+    if not isinstance(own, dict) or SHAPES not in own:
         return {}
-    shapes = shapes_of(trees.EXPERT.group, schema.Entries(f"{entry}['trees']", own))
-    shape, _ = shapes.get("LEAF_OF_ROW", (getattr(own.get("LEAF_OF_ROW"), "shape", ()), ()))
-    known = len(shape) == 2 and 0 < shape[0] < MOST_TREES and 0 < shape[1] <= MEMORY
-    return {"trees": shape[0], "room": shape[1]} if known else {}
-
-
-def load_experts(core: Core, state: Any, entry: str) -> None:
-    """Load the experts other than the network."""
-    names = [expert.name for expert in core.form.experts[1:]]
-    experts = schema.read(entry, state, set(names))
-    for name in names:
-        own = schema.read(experts.path(name), experts[name], set(core.memory.names(name)), optional={SHAPES})
-        core.memory.load(own, name)
-
-
-def load_mixture(core: Core, state: Any, entry: str) -> None:
-    """Load the weights of the experts."""
-    new = schema.read(entry, state, {"experts", *core.memory.names("mixture")})
-    new.equal("experts", core.names)
-    core.memory.load(new, "mixture")
+    shape, _ = shapes_of(trees.EXPERT.group, schema.Entries(f"{entry}['trees']", own))["LEAF_OF_ROW"]
+    return {"trees": shape[0], "room": shape[1]} if 0 < shape[0] < MOST_TREES and 0 < shape[1] <= MEMORY else {}
 
 
 # ---------------------------------------------------------------------- pickles

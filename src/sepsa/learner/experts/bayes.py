@@ -18,22 +18,22 @@ parts = Group(
     "naive Bayes",
     Part("CLASS_MEANS", float, ("outputs", "inputs")),
     Part("CLASS_COUNTS", float, ("outputs",), bounds=(0, None)),
-    Part("CLASS_SPREAD", float, ("inputs",), bounds=(0, None)),
+    Part("CLASS_SQUARES", float, ("inputs",), bounds=(0, None)),
     Part("CLASSED", Record(rows=float)),  # the discounted number of rows of any class
 )
 
 
 @called
-def posterior(means, counts, spread, rows, z, out):
+def posterior(means, counts, squares, rows, z, out):
     """out (m,): the probability of each class at z (d,), whose inputs are independent given the class.
 
-    `counts` (m,) are the rows of each class, `rows` of all, means (m, d) the class means, spread (d,) the sums of
+    `counts` (m,) are the rows of each class, `rows` of all, means (m, d) the class means, squares (d,) the sums of
     squares about them; a variance starts as that of one row at 1.
     """
     for k in range(out.size):
         out[k] = math.log(counts[k] + SHRINK)
     for j in range(z.size):
-        precision = 0.5 * (rows + 1.0) / (spread[j] + 1.0)
+        precision = 0.5 * (rows + 1.0) / (squares[j] + 1.0)
         for k in range(out.size):
             off = z[j] - means[k, j]
             out[k] -= precision * off * off
@@ -41,7 +41,7 @@ def posterior(means, counts, spread, rows, z, out):
 
 
 @called
-def learn_class(means, counts, spread, label, z, omega):
+def learn_class(means, counts, squares, label, z, omega):
     """Add a row z (d,) of this class and weight to discounted counts, means and sums of squares."""
     for k in range(counts.size):
         counts[k] *= CLASS_FORGETTING
@@ -51,13 +51,13 @@ def learn_class(means, counts, spread, label, z, omega):
     for j in range(z.size):
         off = z[j] - mean[j]
         mean[j] += share * off
-        spread[j] = CLASS_FORGETTING * spread[j] + share * before * off * off
+        squares[j] = CLASS_FORGETTING * squares[j] + share * before * off * off
 
 
 @kernel
 def answer(model, e):
-    means, counts, spread = parts.views("CLASS_MEANS CLASS_COUNTS CLASS_SPREAD", model)
-    posterior(means, counts, spread, parts.CLASSED(model).rows, row.Z(model), row.ANSWERS(model)[e])
+    means, counts, squares = parts.views("CLASS_MEANS CLASS_COUNTS CLASS_SQUARES", model)
+    posterior(means, counts, squares, parts.CLASSED(model).rows, row.Z(model), row.ANSWERS(model)[e])
     return 0
 
 
@@ -65,8 +65,8 @@ def answer(model, e):
 def learn(model, e):
     facts, classed = row.FACTS(model), parts.CLASSED(model)
     classed.rows = CLASS_FORGETTING * classed.rows + facts.share
-    means, counts, spread = parts.views("CLASS_MEANS CLASS_COUNTS CLASS_SPREAD", model)
-    learn_class(means, counts, spread, facts.label, row.Z(model), facts.share)
+    means, counts, squares = parts.views("CLASS_MEANS CLASS_COUNTS CLASS_SQUARES", model)
+    learn_class(means, counts, squares, facts.label, row.Z(model), facts.share)
     return 0
 
 

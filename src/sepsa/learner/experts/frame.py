@@ -12,7 +12,7 @@ from sepsa.learner.memory.views import Frame, Group
 
 # Of Adam; the discount and the power by which heads are weighted; the discount of the calibration.
 OPTIONS = Record(**dict.fromkeys(("lr", "decay", "beta1", "discount", "power", "calibration"), float))
-OWN_CALLS = Record(spread=int, calibrate=int, answer=int, learn=int)
+OWN_CALLS = Record(leverage=int, calibrate=int, answer=int, learn=int)
 # Sizes that follow from the network's form, of the experts, then settings of the engine.
 SIZES = """
 inputs outputs depth width hidden heads parameters units deltas features stride

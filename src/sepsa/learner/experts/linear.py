@@ -79,19 +79,19 @@ def fitted(blocks: Iterable[tuple[Floats, Floats, Floats]]) -> tuple[Floats, Flo
     variance = np.diag(covariance)[d:]
     varies = variance > ROUNDING * np.diag(products)[d:] / total
     unit = np.where(varies, 1 / np.sqrt(np.where(varies, variance, 1.0)), 0.0)
-    spread, axes = np.linalg.eigh(covariance[:d, :d])
+    eigenvalues, axes = np.linalg.eigh(covariance[:d, :d])
     along = axes.T @ covariance[:d, d:] * unit
-    there = spread > ROUNDING * spread.max(initial=0.0)
-    spread, along, axes = spread[there], along[there], axes[:, there]
-    if not spread.size or not along.any():
+    there = eigenvalues > ROUNDING * eigenvalues.max(initial=0.0)
+    eigenvalues, along, axes = eigenvalues[there], along[there], axes[:, there]
+    if not eigenvalues.size or not along.any():
         return np.zeros((len(variance), d)), mean[d:]
     ridge, explained = 10.0 / n, (along**2).sum(1) / varies.sum()
     for _ in range(ROUNDS):
-        kept = spread + ridge
-        determined = (spread / kept).sum()
-        residual = max(1.0 - (explained * (spread + 2 * ridge) / kept**2).sum(), 0.0)
+        kept = eigenvalues + ridge
+        determined = (eigenvalues / kept).sum()
+        residual = max(1.0 - (explained * (eigenvalues + 2 * ridge) / kept**2).sum(), 0.0)
         freedom = max(n - determined - 1.0, 0.01 * n)
         best = determined * residual / (freedom * (explained / kept**2).sum())
-        ridge = float(np.clip(best, LEAST * spread.min() / n, MOST * spread.max() / n))
-    slopes = ((axes @ (along / (spread + ridge)[:, None])) / np.where(unit > 0, unit, np.inf)).T
+        ridge = float(np.clip(best, LEAST * eigenvalues.min() / n, MOST * eigenvalues.max() / n))
+    slopes = ((axes @ (along / (eigenvalues + ridge)[:, None])) / np.where(unit > 0, unit, np.inf)).T
     return slopes, mean[d:] - slopes @ mean[:d]

@@ -30,7 +30,7 @@ from sepsa.learner.experts.frame import Expert, given, size
 from sepsa.learner.experts.network_parts import HIDDEN, heads, parts
 from sepsa.restoration import due
 
-restored = inlined(due)  # how many coordinates get their ridge back, as in every head
+coordinates_due = inlined(due)  # how many get their ridge back, as in every head
 
 # ---------------------------------------------------------------------- answers
 
@@ -191,7 +191,7 @@ def absorb(model, h, rows, rescaled):
     """Let head h learn the batch; returns φᵀBφ of the last row, and leaves the new outputs of a single row."""
     W, U, D, energy = heads.views("W U D ENERGY", model, h)
     e, b, answers, omegas, phis, error = parts.views("E B HEADS OMEGA PHI ERROR", model)
-    spread, robust = 0.0, size.robust(model)
+    leverage, robust = 0.0, size.robust(model)
     for i in range(rows):
         if omegas[i] > 0.0:
             seen = seen_by(model, phis[i], h)
@@ -205,11 +205,11 @@ def absorb(model, h, rows, rescaled):
             omega = omegas[i] * huber_weight(e, error) if robust else omegas[i]
             if omega > 0.0:
                 alpha = learn_row(U, D, W, energy, seen, np.int64(0), e, omega, b[: D.size])
-                spread = (alpha - 1.0) / omega
+                leverage = (alpha - 1.0) / omega
                 if rows == 1:  # the head's output after the update, whose error is e/α
                     for k in range(e.size):
                         answers[0, h, k] += e[k] - e[k] / alpha
-    return spread
+    return leverage
 
 
 @inlined
@@ -225,13 +225,13 @@ def learn_head(model, h, rows, total, rescaled):
             energy[k] *= lam
         numbers.samples *= lam
     numbers.samples += total
-    spread = absorb(model, h, rows, rescaled)
+    leverage = absorb(model, h, rows, rescaled)
     # Of several heads each restores a coordinate only as often as it must, so that none loses more than half its ridge.
-    count = restored(p, lam, 0 if size.heads(model) == 1 else counts.steps, 0)
+    count = coordinates_due(p, lam, 0 if size.heads(model) == 1 else counts.steps, 0)
     if count > 0:
         unit, e, b, cursor = parts.UNIT(model)[:p], parts.E(model), parts.B(model)[:p], numbers.cursor
         numbers.cursor = restore(U, D, W, energy, prior, ridge_left, numbers.ridge, cursor, count, unit, e, b)
-    return spread, count > 0
+    return leverage, count > 0
 
 
 @inlined
@@ -284,11 +284,11 @@ def learn_body(model, rows, known):
 
 
 @called
-def follow_rows(model, rows, spread):
+def follow_rows(model, rows, leverage):
     """Update the quantiles of errors, the range of plausible targets, the typical weight and the counts of rows."""
     out, weights = given.OUT(model), given.WEIGHT(model)
     omegas, counts, error, error_run, bounds = parts.views("OMEGA COUNTS ERROR ERROR_RUN RANGE", model)
-    widen = math.sqrt(1.0 + size.inflation(model) * spread)
+    widen = math.sqrt(1.0 + size.inflation(model) * leverage)
     for i in range(rows):
         parts.WIDEN(model)[i] = widen
         if weights[i] <= 0.0:
@@ -324,22 +324,22 @@ def learn_batch(model, rows):
     counts.steps += 1
     if count > 1:
         score_heads(model, rows)
-    spread = 0.0
+    leverage = 0.0
     known = rows == 1 and not rescaled
     for h in range(count):
         own, restored = learn_head(model, h, rows, total, rescaled)
-        spread = own if h == counts.best else spread
+        leverage = own if h == counts.best else leverage
         known = known and not restored
     if size.parameters(model) > 0:
         learn_body(model, rows, known)
     if size.robust(model):
-        follow_rows(model, rows, spread)
+        follow_rows(model, rows, leverage)
         rescale_changed_inputs(model)
     return 0
 
 
 @kernel
-def spread(model, i):
+def write_leverage(model, i):
     """Write φᵀBφ of the leading head for row i, after its answer."""
     best = parts.COUNTS(model).best
     seen = seen_by(model, parts.PHI(model)[i], best)

@@ -241,7 +241,7 @@ def predict(model, n):
     for _ in range(n):
         call(calls[0, ANSWER], model, 0)
         if model[LEVERAGE_AT] != 0:
-            call(own.spread, model, 0)
+            call(own.leverage, model, 0)
             model[LEVERAGE_AT] += 8
         if several:
             call(own.answer, model, 0)
@@ -249,12 +249,9 @@ def predict(model, n):
     return n
 
 
-def own_kernels(several: bool, classes: bool, name: str) -> dict[str, Function]:
-    """The kernels that a call to learn, to predict or to predict with leverages reaches through `OWN_CALLS`."""
-    reached = {
-        "spread": (network.spread, name == "leverage"),
-        "calibrate": (calibrate_row, name == "learn" and classes),
-        "answer": (answer_row, several),
-        "learn": (learn_row, name == "learn" and several),
-    }
-    return {field: kernel for field, (kernel, needed) in reached.items() if needed}
+OWN: dict[str, Function] = {
+    "leverage": network.write_leverage,
+    "calibrate": calibrate_row,
+    "answer": answer_row,
+    "learn": learn_row,
+}

@@ -121,31 +121,44 @@ class Memory:
 
     # ------------------------------------------------------------------ saving and loading
 
-    def save(self, group: str, copy: int = 0, whole: bool = True) -> dict[str, Any]:
-        """Copies of the parts of a group, for a file; if not `whole`, without the ends of axes that are at the start.
+    @property
+    def saved_groups(self) -> dict[str, tuple[str, int]]:
+        """The groups with kept parts, and each copy of a repeated one, by their names in a saved state."""
+        pairs = dict.fromkeys((group, copy) for group, copy, _ in self.layout.places)
+        return {f"{pair[0]} {pair[1]}" if self.layout.groups[pair[0]].repeated else pair[0]: pair for pair in pairs}
 
-        Room for rows that have not come, and trees that have not grown, take no place in a file.
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of all parts, for a file."""
+        return {name: self.save(*pair) for name, pair in self.saved_groups.items()}
+
+    def load_state_dict(self, state: Any, entry: str) -> None:
+        """Read all parts from what `state_dict` returned; a ValueError names the entry that is wrong."""
+        new = schema.read(entry, state, set(self.saved_groups))
+        for name, pair in self.saved_groups.items():
+            self.load(new[name], new.path(name), *pair)
+
+    def save(self, group: str, copy: int = 0) -> dict[str, Any]:
+        """Copies of the parts of a group, without the ends of axes that hold what they held before any row.
+
+        So room for rows that have not come, and trees that have not grown, take no place in a file.
         """
         places = {name: self.layout.places[group, copy, name] for name in self.names(group)}
-        if whole:
-            return {name: saved(view(self.vector, place)) for name, place in places.items()}
         parts = {name: begun(self.vector, place) for name, place in places.items()}
         pairs = [(*places[name].shape, *part.shape) for name, part in parts.items()]
         return {name: saved(part) for name, part in parts.items()} | {SHAPES: np.concatenate(pairs).astype(np.int64)}
 
-    def load(self, entries: schema.Entries, group: str, copy: int = 0, key: str = "{}", flat: bool = False) -> None:
-        """Read the parts of a group from what `save` returned; a ValueError names the entry that is wrong.
+    def load(self, state: Any, entry: str, group: str, copy: int = 0) -> None:
+        """Read the parts of a group from what `save` returned; ends of axes that it has left out stay at their start.
 
-        `key` makes the name of an entry from that of a part; `flat` says that arrays were saved without their axes.
-        Ends of axes that `save` has left out stay at their start.
+        A ValueError names the entry that is wrong.
         """
+        entries = schema.read(entry, state, {SHAPES, *self.names(group)})
         shapes = shapes_of(self.layout.groups[group], entries)
         for name in self.names(group):
-            place = self.layout.places[group, copy, name]
-            whole, there = shapes.get(name, (place.shape, place.shape))
+            place, (whole, there) = self.layout.places[group, copy, name], shapes[name]
             if whole != place.shape or any(map(operator.gt, there, whole)):
                 raise entries.damaged(SHAPES, f"{place.shape} or less for {name}", (whole, there))
-            read(entries, key.format(name), place, view(self.vector, place), there, flat)
+            read(entries, name, place, view(self.vector, place), there)
         for rule in self.layout.groups[group].rules:
             if not rule.holds(self.of(group, copy)):
                 raise entries.damaged(rule.part, rule.expected, schema.brief(saved(self(rule.part, group, copy))))
@@ -210,9 +223,7 @@ def begin(vector: NDArray[Any], place: Place, again: bool = False) -> None:
 
 
 def shapes_of(group: Group, entries: schema.Entries) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The shape of each part of a group, and of what was saved of it; empty where all was."""
-    if SHAPES not in entries.values:
-        return {}
+    """The shape of each part of a group, and of what was saved of it."""
     parts = [part for part in group.parts if part.kept]
     numbers = entries.array(SHAPES, (2 * sum(len(part.shape) for part in parts),), np.int64, low=0).tolist()
     shapes, at = {}, 0
@@ -248,7 +259,7 @@ def divided(values: Any, by: float, power: int) -> Any:
     return values
 
 
-def read(entries: schema.Entries, key: str, place: Place, into: Any, there: tuple[int, ...], flat: bool) -> None:
+def read(entries: schema.Entries, key: str, place: Place, into: Any, there: tuple[int, ...]) -> None:
     """Read a part, of which `there` is the shape that was saved, from a saved entry, with its bounds."""
     if isinstance(place.part.dtype, Record):
         fields = place.part.dtype.fields
@@ -259,9 +270,9 @@ def read(entries: schema.Entries, key: str, place: Place, into: Any, there: tupl
             check_bounds(entries, key, np.float64(value), field.bounds, place.sizes, f" at {name!r}")
             into[name] = value
         return
-    array = entries.array(key, (into.size,) if flat else there, into.dtype)
+    array = entries.array(key, there, into.dtype)
     check_bounds(entries, key, array, place.part.bounds, place.sizes)
-    into[tuple(map(slice, there))] = array.reshape(there)
+    into[tuple(map(slice, there))] = array
 
 
 def check_bounds(entries: schema.Entries, key: str, values: Any, bounds: Any, sizes: Sizes, where: str = "") -> None:
