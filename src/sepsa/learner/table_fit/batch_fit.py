@@ -29,12 +29,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sepsa.learner.engine.core import NINE_TENTHS
 from sepsa.learner.learner import StreamLearner
 from sepsa.learner.memory.parts import Floats
 from sepsa.learner.rows import row_parts
 from sepsa.learner.scales import moments, plausible, reciprocal
 from sepsa.learner.table_fit.committee import Committee
-from sepsa.learner.table_fit.progress import Progress
 from sepsa.learner.table_fit.stacking import Mixture
 from sepsa.validation import NotFinite
 
@@ -49,9 +49,7 @@ LOWER, LOWER_ALONE = 0.99, 0.95  # factors of the error, and of that of the netw
 COMPARED = 500  # rows on which members are compared
 INFLATIONS = [2**k for k in range(17)]
 LARGEST_GROWTH = 16.0  # c φᵀBφ of a typical row: from there on the variance goes with φᵀBφ alone
-NINE_TENTHS = 1.6448536269514722  # standard deviations within which nine tenths of a normal distribution lie
 
-LONG = 5.0  # seconds after which a terminal has a bar: of the most passes, of which trials may save some
 MANY = 3000  # rows that experts other than the network learn once
 FORGET_EVERY = 8  # mini-batches, by λ⁸ at once: restoring the ridge each time costs a mini-batch or two
 RATE = 0.01
@@ -88,7 +86,6 @@ class Schedule(NamedTuple):
     batch: int | None = None  # None: by the number of rows
     visits: int = VISITS
     verbose: bool = False  # whether to print a line for each pass of the first learner, and one for each trial
-    progress: Progress | None = None  # of visits of rows
 
     def trials(self, rows: int, learners: int) -> list[int]:
         """The numbers of passes to try, so that all trials together visit no more rows than allowed."""
@@ -181,8 +178,7 @@ def fit(
     folds = folds[: math.ceil(ENOUGH / len(folds[-1])) if together else count]
     trials = schedule.trials(n, len(folds) + together) if early_stopping else [schedule.passes]
     experts = None if new_mixture is None else teach_experts(job, folds)
-    progress = Progress("sepsa: fit:", sum(n - len(fold) for fold in folds) * sum(trials), after=LONG)
-    job = job._replace(folds=folds, schedule=schedule._replace(progress=progress))
+    job = job._replace(folds=folds)
     trial, left_out = best_trial(job, experts, trials)
     members = trial.networks if experts is None else experts
     take_networks(members, trial.networks)
@@ -198,7 +194,6 @@ def fit(
     noise, inflation = likeliest(errors, leverages, left_out.weight)
     for member in members:
         member.engine.set_effective_samples(share, noise)
-    progress.finish()
     return FitResult(Committee(members, inflation), trial.passes, np.concatenate(folds), trial.means)
 
 
@@ -368,8 +363,6 @@ def train(
             before = learner.learn_pass(part, Y[some], weight[some], schedule.forgetting, FORGET_EVERY)
             if schedule.verbose:
                 loss += float(weight[some] @ ((before - Y[some]) ** 2 @ gain))
-        if schedule.progress is not None:
-            schedule.progress.advance(len(Y))
         if schedule.verbose:
             print(f"-- Pass {done + 1} of {schedule.passes}: squared error {loss / weight.sum():.4g} before learning")
     learner.engine.set_schedule(*after)
