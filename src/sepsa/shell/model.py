@@ -172,13 +172,9 @@ class TableModel(TableOptions):
         if not self.classify:
             return np.zeros(len(target.numbers), np.intp)
         assert target.codes is not None
-        present, first = np.unique(target.codes, return_index=True)
-        present = present[np.argsort(first)]
-        places = np.full(len(target.texts), -1)
-        self.classes, places[present] = class_codes(
-            self.classes, [target.texts[code] for code in present], MOST_CLASSES
-        )
-        return places[target.codes]
+        labels = [target.texts[code] for code in target.codes.tolist()]
+        self.classes, codes = class_codes(self.classes, labels, MOST_CLASSES)
+        return codes
 
     def refuse_rows(self, usable: UsableRows, learning: bool = True, first: bool = False) -> None:
         """Leave out the rows that cannot be learned, or predicted; `first` in a table."""
