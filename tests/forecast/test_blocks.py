@@ -14,7 +14,7 @@ from sklearn.base import clone
 from breaking.damage import same
 from sepsa import SepSAForecaster, SepSARegressor
 from sepsa.forecast.blocks import BlockModel, between, phase
-from sepsa.forecast.calendar import Calendar
+from sepsa.forecast.clock import Clock
 from sepsa.forecast.grids import Grid
 from sepsa.forecast.model import Settings
 
@@ -136,18 +136,24 @@ def test_rows_are_numbered_from_midnight_of_a_monday_or_from_january():
     monday = (MONDAY - datetime(1970, 1, 1)).total_seconds()
     first = int((monday - 4 * 86400) / HOUR)
     assert first % 168 == 0
-    assert Calendar(Grid("seconds", HOUR, monday), True).numbers([0, 25]).tolist() == [first, first + 25]
-    assert Calendar(Grid("seconds", HOUR, 5 * HOUR + 3)).numbers([0, 1]).tolist() == [5, 6]
-    assert Calendar(Grid("months", 1.0, monday), True).numbers([0])[0] % 12 == 0
-    assert Calendar(Grid("months", 3.0, monday), True).numbers([0, 1]).tolist() == [224, 225]
-    assert Calendar(Grid("business days", 1.0, monday), True).numbers([0])[0] % 5 == 0
-    assert Calendar(None, True).numbers([3, 4]).tolist() == [3, 4]
+
+    def numbers(points, grid, dated=True):
+        clock = Clock(None)
+        clock.dated = dated
+        return clock.numbers(np.array(points), grid)
+
+    assert numbers([0, 25], Grid("seconds", HOUR, monday)).tolist() == [first, first + 25]
+    assert numbers([0, 1], Grid("seconds", HOUR, 5 * HOUR + 3), dated=False).tolist() == [5, 6]
+    assert numbers([0], Grid("months", 1.0, monday))[0] % 12 == 0
+    assert numbers([0, 1], Grid("months", 3.0, monday)).tolist() == [224, 225]
+    assert numbers([0], Grid("business days", 1.0, monday))[0] % 5 == 0
+    assert numbers([3, 4], None).tolist() == [3, 4]
 
 
 def test_a_plan_has_the_last_three_blocks_and_whole_seasons():
     def made(every, horizon, lags, seasons, ahead=False):
         settings = Settings(1, 0, horizon, lags, seasons, (1.0,), 30.0, ahead, every=every)
-        return BlockModel(settings, Calendar(None), 0, False)
+        return BlockModel(settings, lambda points: points, 0, False)
 
     assert made(24, 24, "auto", (24.0, 168.0)).lags == [1, 2, 3, 7]
     assert made(24, 24, 100, ()).lags == [1, 2, 3, 4, 5]

@@ -9,12 +9,12 @@ forecast, or in `fit` lies between its neighbours, and a block counts by the sha
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from copy import copy
 from typing import Any
 
 import numpy as np
 
-from sepsa.forecast.calendar import Calendar
 from sepsa.forecast.kernels.step import follow_quantiles
 from sepsa.forecast.model import FIRST_QUANTILES, KNOWN, Rows, Settings
 from sepsa.interfaces.sklearn import SepSARegressor
@@ -41,7 +41,7 @@ ARRAYS = ("kept", "seen", "quantiles", "far", "size", "judged", "missed")
 class BlockModel:
     """The last blocks of series, and the learner that forecasts the next; it has the interface of `ForecastModel`."""
 
-    def __init__(self, settings: Settings, calendar: Calendar, origin: int, fit: bool) -> None:
+    def __init__(self, settings: Settings, numbers: Callable[[Any], Any], origin: int, fit: bool) -> None:
         m, q, H, every = settings.series, settings.exogenous, settings.horizon, settings.every
         # Seasons in blocks, of which a season must be a whole number; one of more than INDICATORS is rounded.
         periods = [s / every for s in settings.seasons if s > every and (s % every == 0 or s > INDICATORS * every)]
@@ -52,12 +52,12 @@ class BlockModel:
         self.touched = -(-H // every)  # blocks that a forecast touches
         room = self.lags[-1] + self.touched + 1  # blocks that are kept
         self.settings = settings._replace(seasons=tuple(period * every for period in periods))
-        self.calendar = calendar
+        self.number_of = numbers  # of rows at points of the grid
         self.point = origin - 1  # that of the last row on the grid
         self.rows = 0  # so far, including rows in gaps
         self.blocks = 0  # that were learned
         self.dropped = 0  # values that were implausible
-        self.newest = int(self._numbers(origin)) // every - 1  # the number of the last block kept,
+        self.newest = int(self._numbers(origin, 1)[0]) // every - 1  # the number of the last block kept,
         self.closed = 1  # and whether it is complete
         self.kept: Floats = np.full((room, every, m + q), np.nan)  # values and inputs of the last blocks
         self.seen: Floats = np.full(m, np.nan)  # the last value of each series
@@ -111,14 +111,14 @@ class BlockModel:
 
     # ------------------------------------------------------------------ rows
 
-    def _numbers(self, points: Any) -> Any:
-        """The numbers of rows; a multiple of `every` begins a block."""
-        return self.calendar.numbers(points) - self.settings.start
+    def _numbers(self, first: int, count: int) -> Any:
+        """The numbers of so many rows from a point on; a multiple of `every` begins a block."""
+        return self.number_of(first + np.arange(count)) - self.settings.start
 
     def learn(self, rows: Rows) -> None:
         """Learn rows; forecasts are those of the block, as far as they still reach."""
         Y, E, H, every = rows.Y, rows.E, self.settings.horizon, self.settings.every
-        numbers = self._numbers(self.point + 1 + np.arange(len(Y) + 1))
+        numbers = self._numbers(self.point + 1, len(Y) + 1)
         for i, row in enumerate(np.hstack([Y, E[: len(Y)]])):
             block, following = int(numbers[i]) // every, int(numbers[i + 1]) // every
             if block > self.newest:
@@ -274,7 +274,7 @@ class BlockModel:
 
     def _ahead(self, rows: int) -> tuple[int, Any]:
         """The block of the next row, and the slots in it of so many rows."""
-        following = self._numbers(self.point + 1 + np.arange(max(rows, self.settings.horizon)))
+        following = self._numbers(self.point + 1, max(rows, self.settings.horizon))
         block = int(following[0]) // self.settings.every
         return block, following - block * self.settings.every
 
@@ -294,7 +294,7 @@ class BlockModel:
         if block == self.newest:
             ahead[:every] = self.E[-1][:H]
         ahead[given[given < H]] = E[given < H]
-        came = int(self._numbers(self.point)) - block * every  # the slot of the last row
+        came = int(self._numbers(self.point, 1)[0]) - block * every  # the slot of the last row
         if self.settings.known_ahead and q and max(came, *given, -1) < H - 1 and len(E) < len(left):
             return made, quantiles
         if self.blocks < LEAST:

@@ -23,6 +23,7 @@ from sepsa.forecast.grids import (
     check_step,
     day_of,
     find_grid,
+    month_of,
     monthly,
 )
 from sepsa.forecast.times import EPOCH, Moments, integer_dates, local_seconds, read_zone, seconds_east
@@ -34,6 +35,8 @@ HISTORY = 2048  # rows that a forecaster keeps, and can place anew
 CONFIRMED = 2  # rows after the first one beyond a leap that confirm it
 CONFUSED = 8  # rows beyond a leap that have no common step with those before
 FEW = 5  # rows after which a step that was given is compared with their times
+MONDAY = 4 * DAY  # seconds since 1970 of the first Monday, from which rows of dates are numbered
+EARLY = 0.25  # of a step: a row that comes by less before its time is in time
 
 
 class Place(NamedTuple):
@@ -252,6 +255,23 @@ class Clock:
                 'give step="day" for rows on every day of the week'
             )
         return self.grid.nearest(wall)
+
+    def numbers(self, points: Any, grid: Grid | None) -> Any:
+        """The numbers of rows at these points of a grid, so that 0 is at midnight of a Monday, or begins a year.
+
+        They go by local time: where daylight saving begins a number is left out, and where it ends one comes twice.
+        Without a grid a row's number is its point; the numbers of times that are no dates start at time 0.
+        """
+        if grid is None:
+            return points
+        if grid.unit == MONTHS:
+            return points + month_of(grid.origin) // int(grid.step)
+        if grid.unit == BUSINESS:
+            return points + int(np.busday_count(day_of(MONDAY), day_of(grid.origin)))
+        walls = grid.origin + points * grid.step
+        if self.zone is not None and grid.step < DAY:
+            walls = np.array([local_seconds(at, self.zone) for at in walls.tolist()])
+        return np.floor((walls - MONDAY * self.dated) / grid.step + EARLY).astype(np.int64)
 
     def label(self, at: float) -> Any:
         """A time in UTC as it was given: a datetime or a number."""

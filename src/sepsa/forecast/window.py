@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from copy import copy
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from sepsa.forecast.calendar import Calendar
 from sepsa.forecast.clock import HISTORY, SETTLED, Clock, Place
+from sepsa.forecast.grids import Grid
 from sepsa.forecast.model import ForecastModel, Rows, Settings
 from sepsa.forecast.seasons import check_seasons, find_seasons
 from sepsa.forecast.times import Moments
@@ -26,7 +27,7 @@ class Window:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.clock = Clock(settings.step)
-        self.calendar = Calendar(None)
+        self.grid: Grid | None = None  # that of the rows so far
         self.model: Any = None  # a ForecastModel or a BlockModel as soon as there is a row
         self.seasons: tuple[float, ...] = ()  # that the model was made for
         self.origin = 0  # the point of the first row on the grid
@@ -84,14 +85,13 @@ class Window:
                 rows = int(np.ptp(place.points)) + 1
             rows += sum(min(gap, IMAGINED) + 1 for gap in place.gaps)
             plan.append(place)
-        other.calendar = Calendar(None, clock.dated, clock.zone)
         return other, plan
 
     def check(self, moments: Moments | None) -> None:
         """Raise a ValueError where rows of these times cannot be learned."""
         other, _ = self.placed(moments)
         if self.settings.every > 1 and self.model is None:
-            other.calendar = other.calendar._replace(grid=other.clock.grid)
+            other.grid = other.clock.grid
             other.seasons = other._found(0)
             other._new_model()
 
@@ -127,7 +127,7 @@ class Window:
             if place.dropped:
                 self.refused += place.dropped
                 self.waiting = []
-            self.calendar = self.calendar._replace(grid=place.grid)
+            self.grid = place.grid
             if place.points is not None:
                 self.regrid(place.points - place.points[0], int(place.points[0]))
             if not place.gaps:
@@ -187,7 +187,7 @@ class Window:
 
     def _found(self, rows: int) -> tuple[float, ...]:
         """The seasons to use from this number of rows on: of heads a longer one as soon as there are two of it."""
-        known = () if self.calendar.grid is None else self.calendar.grid.seasons()
+        known = () if self.grid is None else self.grid.seasons()
         if not isinstance(self.settings.seasons, str):
             return check_seasons(self.settings.seasons)
         if self.settings.every > 1:
@@ -204,7 +204,7 @@ class Window:
             return ForecastModel(settings._replace(lags=auto if isinstance(lags, str) else lags))
         from sepsa.forecast.blocks import BlockModel  # needs scikit-learn
 
-        return BlockModel(settings, self.calendar, self.origin, self.fit)
+        return BlockModel(settings, partial(self.clock.numbers, grid=self.grid), self.origin, self.fit)
 
     # ------------------------------------------------------------------ saving
 
@@ -228,7 +228,7 @@ class Window:
         """Load a state into this new window."""
         clock, width = self.clock, self.first.shape[1]
         clock.load_state_dict(new["clock"])
-        self.calendar = Calendar(clock.grid, clock.dated, clock.zone)
+        self.grid = clock.grid
         self.waiting = list(new.array("waiting", (len(clock.waiting), width), missing=True))
         self.refused, self.origin = new.integer("refused"), new.integer("origin", -(2**48), 2**48)
         if new["model"] is not None:
