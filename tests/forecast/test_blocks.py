@@ -267,6 +267,17 @@ def test_a_value_far_outside_all_before_is_missing_and_several_are_a_new_level(w
         assert np.nanmax(model._window.model.Y[-1]) > 9e3
 
 
+@pytest.mark.parametrize("way", ["fit", "update"])
+@pytest.mark.parametrize("hour", [0, 5, 40, 71])
+def test_a_wild_value_of_the_first_three_blocks_is_missing(way, hour):
+    y, X = day_series(10)
+    wild, none = y.copy(), y.copy()
+    wild[hour], none[hour] = -9999.0, np.nan
+    model, missing = (getattr(blocks(seasons=(24, 168)), way)(each, X) for each in (wild, none))
+    assert model.predict(X=X[:24]).tolist() == missing.predict(X=X[:24]).tolist()
+    np.testing.assert_array_equal(model.errors_["forecast"], missing.errors_["forecast"])
+
+
 def test_a_constant_is_as_far_out_as_its_size_and_zeros_say_nothing_of_it():
     y = np.full(24 * 8, 5.0)
     y[-3], rare = 9999.0, np.zeros(24 * 8)

@@ -34,7 +34,15 @@ SHARE = 0.25  # of its targets without which a block is not learned
 RECENT = 0.98  # by which earlier errors count less with each block
 ASSUMED = 32  # normal errors after `fit`, by which the first intervals are drawn
 FAR = 2**48
-COUNTS = {"point": (-FAR, FAR), "rows": (1,), "blocks": (), "newest": (-FAR, FAR), "closed": (0, 1), "dropped": ()}
+COUNTS = {
+    "point": (-FAR, FAR),
+    "rows": (1,),
+    "blocks": (),
+    "newest": (-FAR, FAR),
+    "closed": (0, 1),
+    "dropped": (),
+    "warm_up": (),
+}
 ARRAYS = ("kept", "seen", "quantiles", "far", "size", "judged", "missed")
 
 
@@ -54,6 +62,8 @@ class BlockModel:
         self.settings = settings._replace(seasons=tuple(period * every for period in periods))
         self.number_of = numbers  # of rows at points of the grid
         self.point = origin - 1  # that of the last row on the grid
+        self.first_rows = LEAST * every  # before any value is implausible, which the window gives without outliers
+        self.warm_up = 2 * self.first_rows  # rows until which all are learned again
         self.rows = 0  # so far, including rows in gaps
         self.blocks = 0  # that were learned
         self.dropped = 0  # values that were implausible
@@ -101,9 +111,8 @@ class BlockModel:
         """The number of values that were dropped as implausible, and of blocks that the learner has bounded."""
         return self.dropped + (0 if self.learner is None else self.learner.outliers_)
 
-    def fit_scales(self, Y: Floats, E: Floats) -> Floats:
-        """The rows as they are: the learner scales them."""
-        return Y
+    def fit_scales(self, Y: Floats, E: Floats) -> None:
+        """The learner scales the rows."""
 
     def skip(self, rows: int) -> None:
         """Go on by this many rows, of which nothing is known."""
@@ -263,7 +272,7 @@ class BlockModel:
         learn(rows, filled.reshape(len(rows), -1), share)
         deviation = self.learner.predict(rows[-1:], return_std=True)[1].reshape(targets.shape[1:]).T
         self.blocks, self.size = len(rows), deviation * np.sqrt(2 / np.pi)
-        self.judged = np.full_like(self.judged, ASSUMED)
+        self.judged, self.warm_up = np.full_like(self.judged, ASSUMED), 0
 
     # ------------------------------------------------------------------ forecasts
 

@@ -15,7 +15,7 @@ from sepsa.forecast.kernels.heads import FIRST_ROWS
 from sepsa.forecast.kernels.parts import LEVELS, SCORES
 from sepsa.learner.memory.memory import Layout, Memory
 from sepsa.learner.memory.parts import Floats
-from sepsa.learner.scales import moments, trimmed
+from sepsa.learner.scales import moments
 from sepsa.states import schema
 
 FIRST_QUANTILES: Floats = np.sqrt(np.pi / 2) * np.array(SCORES)  # in mean absolute errors
@@ -103,6 +103,9 @@ def layout_of(settings: Settings) -> Layout:
 class ForecastModel:
     """Heads for every series and step, which learn rows; missing values are NaN."""
 
+    first_rows = FIRST_ROWS  # which the window gives without outliers
+    warm_up = 256  # rows until which all are learned again, after which scales follow the data by themselves
+
     def __init__(self, settings: Settings) -> None:
         layout = layout_of(settings)
         schema.check_memory("the forecaster", 8 * layout.size)
@@ -150,15 +153,13 @@ class ForecastModel:
         """The number of values that were implausible."""
         return int(self.part("COUNTS")["outliers"])
 
-    def fit_scales(self, Y: Floats, E: Floats) -> Floats:
-        """Set the scales of series and exogenous inputs by these rows; returns Y without outliers in its first rows."""
-        usual = trimmed(Y)
-        self.part("MEAN")[:], variance = moments(usual, np.ones(len(Y)))
+    def fit_scales(self, Y: Floats, E: Floats) -> None:
+        """Set the scales of series and exogenous inputs by these rows, which have no outliers."""
+        self.part("MEAN")[:], variance = moments(Y, np.ones(len(Y)))
         deviation = np.sqrt(variance)
         self.part("SCALE")[:] = np.where(deviation > 0, deviation, 1.0)
         inputs = self.memory.of("exogenous")
-        inputs("MEAN")[:], inputs("VARIANCE")[:] = moments(trimmed(E), np.ones(len(E)))
-        return np.where(np.arange(len(Y))[:, None] < FIRST_ROWS, usual, Y)
+        inputs("MEAN")[:], inputs("VARIANCE")[:] = moments(E, np.ones(len(E)))
 
     def learn(self, rows: Rows) -> None:
         """Learn rows; missing values are NaN."""

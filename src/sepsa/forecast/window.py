@@ -14,9 +14,9 @@ from sepsa.forecast.model import ForecastModel, Rows, Settings
 from sepsa.forecast.seasons import check_seasons, find_seasons
 from sepsa.forecast.times import Moments
 from sepsa.learner.memory.parts import Floats
+from sepsa.learner.scales import trimmed
 from sepsa.states import schema
 
-WARM_UP = 256  # rows after which scales follow the data by themselves
 IMAGINED = 512  # rows of a gap that are forecast; over the others only the seasons go on
 MOST_LAGS = 2000
 
@@ -171,14 +171,16 @@ class Window:
 
     def _due(self, rows: int) -> bool:
         """Whether all of so many rows are to be learned again."""
-        return (rows <= WARM_UP and self.settings.every == 1) or self._found(rows) != self.seasons
+        return rows <= self.model.warm_up or self._found(rows) != self.seasons
 
     def _relearn(self, rows: int) -> None:
-        """Let a new model learn the first rows."""
+        """Let a new model learn the first rows; the very first ones without their outliers."""
         self.seasons = self._found(rows)
         self.model = model = self._new_model()
         known, start = self._rows(self.first[:rows]), 0
-        known = known._replace(Y=model.fit_scales(known.Y, known.E))
+        usual = trimmed(known.Y)
+        model.fit_scales(usual, trimmed(known.E))
+        known = known._replace(Y=np.where(np.arange(rows)[:, None] < model.first_rows, usual, known.Y))
         for stop, skip in (*self.skipped, (rows, 0)):
             model.learn(known.part(start, stop))
             model.skip(skip)
