@@ -764,10 +764,10 @@ def test_a_real_gap_of_years_costs_a_few_hundred_rows():
 def test_a_small_file_builds_no_large_forecaster(name, value, monkeypatch):
     model = small(horizon=2)
     model.prequential(day_and_week(300))
-    state, parameters = model.state_dict(), model._get_params()
+    state, parameters = model.state_dict(), model.get_params()
     if name in state:
         state[name] = value
-    monkeypatch.setattr(model, "_get_params", lambda: parameters | {name: value})
+    monkeypatch.setattr(model, "get_params", lambda: parameters | {name: value})
     monkeypatch.setattr(model, "state_dict", lambda: state)
     data = sepsa.checkpoint.to_bytes(model)
     with pytest.raises(CheckpointError, match=r"too small|must be|other"):

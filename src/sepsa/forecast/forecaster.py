@@ -132,7 +132,7 @@ class SepSAForecaster(Saves):
             )
         at_least("seed", self.seed, 0)
         for name in ("forgetting", "ridge") if self.every > 1 else ():
-            if plain_values({name: getattr(self, name)}) != plain_values({name: OPTIONS[name]}):
+            if repr(getattr(self, name)) != repr(OPTIONS[name]):
                 raise ValueError(
                     f"{name} must be left out for every={self.every}, whose learner finds it by itself, got "
                     f"{getattr(self, name)!r}"
@@ -142,7 +142,6 @@ class SepSAForecaster(Saves):
         """Forget all rows."""
         self._names: list[Hashable] | None = None
         self._inputs: list[Hashable] = []
-        self._flat = True
         self._frame = ""  # "pandas" or "polars" where rows came in its frames
         self._column = ""  # the column of the first frame that had the times
         self._window = self._new_window(0, 0)
@@ -154,15 +153,17 @@ class SepSAForecaster(Saves):
         return Window(Settings(series, inputs, **options))
 
     @property
+    def _flat(self) -> bool:
+        """Whether there is one series without a name."""
+        return self._names in (None, [ONLY])
+
+    @property
     def _clock(self) -> Clock:
         return self._window.clock
 
     @property
     def _model(self) -> Any:
         return self._window.model
-
-    def _get_params(self) -> dict[str, Any]:
-        return plain_values({name: getattr(self, name) for name in OPTIONS})
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the options by name, as scikit-learn's `clone` asks for them.
@@ -198,8 +199,8 @@ class SepSAForecaster(Saves):
         return self
 
     def __repr__(self) -> str:
-        defaults = plain_values(OPTIONS) | {"horizon": None}
-        given = ", ".join(f"{k}={v!r}" for k, v in self._get_params().items() if v != defaults[k])
+        options = {name: repr(value) for name, value in self.get_params().items()}
+        given = ", ".join(f"{k}={v}" for k, v in options.items() if k == "horizon" or v != repr(OPTIONS[k]))
         grid, name = self._clock.grid, type(self).__name__
         if self._model is None:
             return f"{name}({given})"
@@ -267,11 +268,12 @@ class SepSAForecaster(Saves):
         """
         names, values = read_values(y)
         inputs, given = read_inputs(x)
-        Y = in_order("y", self._names, names, values)[None]
-        E = in_order("x", self._inputs if self._names else None, inputs, given)[None]
-        moments = None if time is None else read_times([time])
+        Y = Table(
+            in_order("y", self._names, names, values)[None], names, times=time if time is None else read_times([time])
+        )
+        X = Table(in_order("x", self._inputs if self._names else None, inputs, given)[None], inputs)
         with self._lock, DeferredInterrupt():
-            self._take(Table(Y, names, names == [ONLY], moments, ""), E, inputs)
+            self._take(Y, X)
 
     @overload
     def prequential(
@@ -344,16 +346,15 @@ class SepSAForecaster(Saves):
     ) -> tuple[Table, Floats, Floats]:
         """Learn the rows of a table; returns it, and what `_take` does."""
         with self._lock, DeferredInterrupt():
-            table, E, inputs = self._read(Y, X, times)
-            return table, *self._take(table, E, inputs, tell, ahead, fit)
+            table, inputs = self._read(Y, X, times)
+            return table, *self._take(table, inputs, tell, ahead, fit)
 
-    def _read(self, Y: ArrayLike, X: ArrayLike | None, times: Times | None) -> tuple[Table, Floats, list[Hashable]]:
+    def _read(self, Y: ArrayLike, X: ArrayLike | None, times: Times | None) -> tuple[Table, Table]:
         """The rows of Y and X, in the order of the names so far."""
         table = read_table("Y", Y, times)
         if not table.values.size:
             raise ValueError(f"Y must be rows (n, series) or (n,), got an array of shape {np.shape(Y)}")
-        empty = np.empty((len(table.values), 0))
-        inputs = Table(empty, [], False, None, "") if X is None else read_table("X", X)
+        inputs = Table(np.empty((len(table.values), 0)), []) if X is None else read_table("X", X)
         if len(inputs.values) != len(table.values):
             raise ValueError(
                 f"X must be rows ({len(table.values)}, inputs), got an array of shape "
@@ -369,29 +370,22 @@ class SepSAForecaster(Saves):
         if self._names is not None:
             table = table._replace(values=arranged("Y", self._names, table), names=self._names)
             inputs = inputs._replace(values=arranged("X", self._inputs, inputs))
-        return table, inputs.values, inputs.names
+        return table, inputs
 
     def _take(
-        self,
-        table: Table,
-        E: Floats,
-        inputs: list[Hashable],
-        tell: int = 0,
-        ahead: bool = False,
-        fit: bool = False,
+        self, table: Table, inputs: Table, tell: int = 0, ahead: bool = False, fit: bool = False
     ) -> tuple[Floats, Floats]:
         """Learn rows; returns the forecasts made after each (n, m, H), and their quantiles (n, levels, m, H).
 
         There are none where `tell` is 0, and no quantiles where it is 1. An error changes nothing.
         """
-        Y = table.values
-        shape = Y.shape[1], self.horizon
-        made = np.full((len(Y) if tell else 0, *shape), np.nan)
-        quantiles = np.full((len(Y) if tell > 1 else 0, KNOWN, *shape), np.nan)
-        rows = Rows(Y, E, made, quantiles, ahead)
+        n, series = table.values.shape
+        made = np.full((n if tell else 0, series, self.horizon), np.nan)
+        quantiles = np.full((n if tell > 1 else 0, KNOWN, series, self.horizon), np.nan)
+        rows = Rows(table.values, inputs.values, made, quantiles, ahead)
         window, said = self._window_of(table, inputs).learned(rows, table.times, fit)
         if self._names is None:
-            self._names, self._inputs, self._flat = table.names, inputs, table.names == [ONLY]
+            self._names, self._inputs = table.names, inputs.names
             self._frame, self._column = table.frame, table.clock
         self._window = window
         for series, point, what in window.found:
@@ -405,9 +399,9 @@ class SepSAForecaster(Saves):
             warnings.warn(text, stacklevel=3)
         return made, quantiles
 
-    def _window_of(self, table: Table, inputs: list[Hashable]) -> Window:
+    def _window_of(self, table: Table, inputs: Table) -> Window:
         """The window that learns a table."""
-        return self._window if self._names is not None else self._new_window(len(table.names), len(inputs))
+        return self._window if self._names is not None else self._new_window(len(table.names), len(inputs.names))
 
     # ------------------------------------------------------------------ forecasts
 
@@ -471,7 +465,6 @@ class SepSAForecaster(Saves):
         if E is None:
             rows = [in_order("xs", self._inputs, *read_inputs(x)) for x in xs or ()]
             E = np.array(rows).reshape(len(rows), len(self._inputs))
-        E = E[:steps] if self.every == 1 else E
         self._check_ahead(len(E))
         made, quantiles = self._model.forecast(E)
         return made[:, :steps], quantiles[..., :steps]
@@ -497,9 +490,9 @@ class SepSAForecaster(Saves):
 
     def _labelled(self, series: list[list[Value]]) -> list[Value] | list[dict[Hashable, Value]]:
         """The numbers or pairs of each series and step as those of each step, or as dicts of them."""
-        if self._names is None or self._names == [ONLY]:
+        if self._flat:
             return series[0]
-        return [dict(zip(self._names, step, strict=True)) for step in zip(*series, strict=True)]
+        return [dict(zip(self._names or (), step, strict=True)) for step in zip(*series, strict=True)]
 
     def _check_horizon(self, horizon: int | None, reach: int | None = None) -> int:
         """The number of rows to forecast, at most so many as the forecast reaches; None for all of them."""
@@ -553,7 +546,7 @@ class SepSAForecaster(Saves):
 
     def _check(self, y: ArrayLike, X: ArrayLike | None = None, *, times: Times | None = None) -> None:
         """Raise the error that `update` raises for these rows; nothing changes."""
-        table, _, inputs = self._read(y, X, times)
+        table, inputs = self._read(y, X, times)
         self._window_of(table, inputs).check(table.times)
 
     @overload
@@ -674,14 +667,14 @@ class SepSAForecaster(Saves):
         self._names = None if new["names"] is None else list(unpack_labels(new, "names"))
         self._inputs = list(unpack_labels(new, "inputs"))
         self._frame = new["frame"] if new["frame"] in ("pandas", "polars") else ""
-        self._column, self._flat = str(new["column"]), self._names in (None, [ONLY])
+        self._column = str(new["column"])
         if new["model"] is not None and not self._names:
             raise new.damaged("names", "names of series", new["names"])
         self._window = self._new_window(len(self._names or ()), len(self._inputs))
         self._window.load(new)
 
     def __getstate__(self) -> dict[str, Any]:
-        return stamp({"parameters": self._get_params(), "state": self.state_dict()})
+        return stamp({"parameters": self.get_params(), "state": self.state_dict()})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = check_stamp(state)
@@ -691,12 +684,6 @@ class SepSAForecaster(Saves):
 
 # The options and their defaults, as the constructor declares them.
 OPTIONS = {name: one.default for name, one in inspect.signature(SepSAForecaster).parameters.items()}
-
-
-def plain_values(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as plain data: sequences are lists."""
-    sequences = ("seasons", "forgetting", "bounds")
-    return {k: list(v) if k in sequences and not isinstance(v, str) else v for k, v in options.items()}
 
 
 def check_bounds(bounds: Any) -> tuple[float, float]:

@@ -27,9 +27,9 @@ class Table(NamedTuple):
 
     values: Floats
     names: list[Hashable]
-    flat: bool
-    times: Moments | None
-    frame: str  # "pandas" or "polars", or "" for anything else
+    flat: bool = False
+    times: Moments | None = None
+    frame: str = ""  # "pandas" or "polars", or "" for anything else
     clock: str = ""  # the name of the column that had the times
 
 
