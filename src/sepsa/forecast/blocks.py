@@ -90,8 +90,8 @@ class BlockModel:
     def copy(self, found: list[tuple[int, int, str]]) -> BlockModel:
         """Another model in the same state, which adds what is strange to a list."""
         other = copy(self)
-        other.found, other.kept = found, self.kept.copy()
-        other.quantiles, other.size = self.quantiles.copy(), self.size.copy()
+        other.found = found
+        vars(other).update({name: getattr(self, name).copy() for name in ARRAYS})
         if self.learner is not None:
             other.learner = shared(self.learner)
         return other
@@ -199,23 +199,21 @@ class BlockModel:
 
         They are a new level where they are most of the block, or the block before had several of them too.
         """
-        every = self.settings.every
-        before, block, several = self.Y[:-1].reshape(-1, self.settings.series), self.Y[-1], min(SEVERAL, every)
-        far_before, self.far = self.far, np.zeros_like(self.far)
-        for j in np.flatnonzero((~np.isnan(before)).sum(0) >= LEAST * every).tolist():
-            level = np.nanmedian(before[:, j])
-            spread = max(np.nanmax(np.abs(before[:, j] - level)), self.size[j].max()) or abs(level)
-            far = np.abs(block[:, j] - level) > IMPLAUSIBLE * spread
-            count = int(far.sum())
-            if spread == 0 or not count:
-                continue
-            if count >= several and (2 * count > (~np.isnan(block[:, j])).sum() or far_before[j] >= several):
-                what = f"{count} of {every} values are far outside all before, and learned as a new level"
-                self.found.append((j, self.point, what))
-            else:
-                block[far, j] = np.nan
-                self.far[j] = count
-                self.dropped += count
+        every, before, block = self.settings.every, self.Y[:-1].reshape(-1, self.settings.series), self.Y[-1]
+        enough, several = (~np.isnan(before)).sum(0) >= LEAST * every, min(SEVERAL, every)
+        before = np.where(enough, before, 0.0)
+        level = np.nanmedian(before, 0)
+        spread = np.maximum(np.nanmax(np.abs(before - level), 0), self.size.max(1))
+        spread = np.where(spread == 0, np.abs(level), spread)
+        far = (np.abs(block - level) > IMPLAUSIBLE * spread) & enough & (spread > 0)
+        count = far.sum(0)
+        is_new = (count >= several) & ((2 * count > (~np.isnan(block)).sum(0)) | (self.far >= several))
+        for j in np.flatnonzero(is_new).tolist():
+            what = f"{count[j]} of {every} values are far outside all before, and learned as a new level"
+            self.found.append((j, self.point, what))
+        self.far = np.where(is_new, 0, count)
+        self.dropped += int(self.far.sum())
+        block[far & ~is_new] = np.nan
 
     def _find_units(self) -> None:
         """Find series whose last two blocks are tiny beside all before; zeros, as of a closed shop, are left out.
@@ -276,20 +274,17 @@ class BlockModel:
 
     # ------------------------------------------------------------------ forecasts
 
-    def _left(self, slots: Any) -> Any:
-        """Those of the slots of the next rows that the forecast of the block still reaches."""
-        slots = slots[: self.settings.horizon]
-        return slots[np.logical_and.accumulate(slots < self.settings.horizon)]
-
-    def _ahead(self, rows: int) -> tuple[int, Any]:
-        """The block of the next row, and the slots in it of so many rows."""
-        following = self._numbers(self.point + 1, max(rows, self.settings.horizon))
-        block = int(following[0]) // self.settings.every
-        return block, following - block * self.settings.every
+    def _ahead(self, rows: int) -> tuple[int, Any, int]:
+        """The block of the next row, the slots in it of so many rows, and how many its forecast still reaches."""
+        H, every = self.settings.horizon, self.settings.every
+        following = self._numbers(self.point + 1, max(rows, H))
+        block = int(following[0]) // every
+        slots = following - block * every
+        return block, slots, int(np.logical_and.accumulate(slots[:H] < H).sum())
 
     def reach(self) -> int:
         """The number of rows after the last one that the forecast of their block reaches."""
-        return len(self._left(self._ahead(0)[1]))
+        return self._ahead(0)[2]
 
     def forecast(self, E: Floats) -> tuple[Floats, Floats]:
         """The forecasts (m, H) after the last row, and their quantiles (KNOWN, m, H); E (k, q) are the rows ahead.
@@ -298,24 +293,22 @@ class BlockModel:
         """
         m, q, H, every = self.settings.series, self.settings.exogenous, self.settings.horizon, self.settings.every
         made, quantiles = np.full((m, H), np.nan), np.full((KNOWN, m, H), np.nan)
-        block, slots = self._ahead(len(E))
-        left, given, ahead = self._left(slots), slots[: len(E)], np.full((H, q), np.nan)
+        block, slots, reach = self._ahead(len(E))
+        if self.settings.known_ahead and q and len(E) < reach:
+            return made, quantiles
+        left, given, ahead = slots[:reach], slots[: len(E)], np.full((H, q), np.nan)
         if block == self.newest:
             ahead[:every] = self.E[-1][:H]
         ahead[given[given < H]] = E[given < H]
-        came = int(self._numbers(self.point, 1)[0]) - block * every  # the slot of the last row
-        if self.settings.known_ahead and q and max(came, *given, -1) < H - 1 and len(E) < len(left):
-            return made, quantiles
         if self.blocks < LEAST:
             told = np.resize(self._before(block)[0][-1], (H, m)).T
         else:
             row, level = self._row(block, ahead)
             told = np.where(np.isnan(level)[:, None], np.nan, self._answer(row))
-        told = np.where(np.isnan(told), self.seen[:, None], told)[:, left]
-        ends = told + (self.quantiles * self.size)[..., left]
-        made[:, : len(left)] = np.clip(told, *self.settings.bounds)
-        quantiles[:-1, :, : len(left)] = np.clip(ends, *self.settings.bounds)
-        quantiles[-1, :, : len(left)] = self.judged[:, left]
+        told = np.where(np.isnan(told), self.seen[:, None], told)
+        ends = np.clip(told + self.quantiles * self.size, *self.settings.bounds)
+        made[:, :reach] = np.clip(told, *self.settings.bounds)[:, left]
+        quantiles[..., :reach] = np.concatenate([ends, self.judged[None]])[..., left]
         return made, quantiles
 
     def _answer(self, row: Floats) -> Floats:
