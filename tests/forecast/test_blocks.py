@@ -115,6 +115,17 @@ def test_the_clock_begins_blocks_at_midnight_or_where_start_says():
             ask()
 
 
+def test_rows_that_end_inside_a_block_are_forecast_to_its_end_and_an_error_names_the_start_of_a_whole_one():
+    days, y = pd.date_range("2026-01-07", periods=100), np.arange(100) % 7.0  # from a Wednesday on, to a Thursday
+    model = SepSAForecaster(7, every=7).fit(y, times=days)
+    assert [str(at)[:10] for at in model.times()] == ["2026-04-17", "2026-04-18", "2026-04-19"]
+    np.testing.assert_allclose(model.predict(), np.arange(100, 103) % 7, atol=0.1)
+    with pytest.raises(ValueError, match=r"at most 3, .* got 7: None forecasts these; with start=4 a block begins at"):
+        model.predict(7)
+    whole = SepSAForecaster(7, every=7, start=4).fit(y, times=days)
+    np.testing.assert_allclose(whole.predict(7), np.arange(100, 107) % 7, atol=0.1)
+
+
 @pytest.mark.parametrize(("day", "count"), [(datetime(2026, 3, 29), 23), (datetime(2026, 10, 25), 25)])
 def test_days_of_daylight_saving_have_23_and_25_hours_and_the_days_after_begin_at_midnight(day, count):
     zone, start = "Europe/Berlin", day - timedelta(days=4)

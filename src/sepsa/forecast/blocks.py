@@ -286,6 +286,10 @@ class BlockModel:
         """The number of rows after the last one that the forecast of their block reaches."""
         return self._ahead(0)[2]
 
+    def start_next(self) -> int:
+        """The option `start` with which a block begins at the next row."""
+        return int(self._ahead(0)[1][0] + self.settings.start) % self.settings.every
+
     def forecast(self, E: Floats) -> tuple[Floats, Floats]:
         """The forecasts (m, H) after the last row, and their quantiles (KNOWN, m, H); E (k, q) are the rows ahead.
 

@@ -66,8 +66,9 @@ class SepSAForecaster(Saves):
         every: Rows of a block. 1: forecasts are made after every row. 24: they are made every 24 rows, for the next
             `horizon` ones together, by the learner of `SepSARegressor` with a row for each block, which holds the last
             three blocks, those of a season ago, and inputs. `fit` is its `fit`, `update` its `partial_fit`.
-        start: The row of the day, counted from midnight, at which a block begins; without times, the number of rows
-            before the first block. With `every` alone.
+        start: The row at which a block begins, counted from midnight, for rows of days from Monday, and for months from
+            January; without times, the number of rows before the first block. Rows after the last whole block are
+            learned when it is complete, and until then the forecast is the rest of that block. With `every` alone.
         known_ahead: Whether the exogenous inputs of a row are known before it is forecast. `errors_` are then those of
             forecasts that use them, and with `every` so is all that is learned.
         seed: Seed of the learner of blocks.
@@ -504,7 +505,7 @@ class SepSAForecaster(Saves):
         if reach < at_least("horizon", horizon, 1) <= self.horizon:
             raise ValueError(
                 f"horizon must be at most {reach}, the rows left of what was forecast every {self.every} rows, got "
-                f"{horizon}: None forecasts these"
+                f"{horizon}: None forecasts these; with start={self._model.start_next()} a block begins at the next row"
             )
         if horizon > self.horizon:
             raise ValueError(
