@@ -642,11 +642,11 @@ def test_recordings_are_few_and_one_not_used_for_long_makes_room():
     for n in (5, 6, 7, 8, 9):
         for _ in range(4):
             solver.update(torch.randn(n, 20, device="cuda"), torch.randn(n, 2, device="cuda"))
-    recorded = solver._held.backend._recorded
-    assert sorted(n for n, _ in recorded) == [5, 6, 7, 8]
+    recorded = solver._held.backend.recorder.recordings
+    assert sorted(n for n, *_ in recorded) == [5, 6, 7, 8]
     for _ in range(260):
         solver.update(torch.randn(9, 20, device="cuda"), torch.randn(9, 2, device="cuda"))
-    assert sorted(n for n, _ in recorded) == [6, 7, 8, 9]
+    assert sorted(n for n, *_ in recorded) == [6, 7, 8, 9]
     assert solver.backend == "graph"
 
 
@@ -692,7 +692,7 @@ def test_recorded_large_blocks_are_those_of_torch(n, k, K, lam, labels, dtype):
         two.update(x, targets)
         with force("torch"):  # never recorded
             one.update(x, targets)
-    assert two._backend.memory.graphs
+    assert two._backend.recorder.recordings
     assert one._backend.name == "torch"
     assert one.steps == two.steps == 30
     tolerance = {"rtol": 1e-6, "atol": 1e-7} if dtype == torch.float32 else {"rtol": 1e-3, "atol": 1e-3}
@@ -709,7 +709,7 @@ def test_a_recorded_large_block_refuses_bad_samples_and_changes_nothing(what):
     y = nn.functional.one_hot(y, 5).float() if what == "probability" else y
     for _ in range(12):
         solver.update(x, y)
-    assert solver._backend.memory.graphs
+    assert solver._backend.recorder.recordings
     before, weight = copy.deepcopy(solver._state), linear.weight.clone()
     if what == "feature":
         x[3, 2] = math.nan
@@ -736,7 +736,7 @@ def test_a_ridge_is_chosen_between_recorded_blocks():
         two.update(x, y)
         with force("torch"):
             one.update(x, y)
-    assert two._backend.memory.graphs
+    assert two._backend.recorder.recordings
     assert two._backend.owns(two._state)
     assert two.ridge_now == pytest.approx(one.ridge_now)
     torch.testing.assert_close(heads[1].weight, heads[0].weight, rtol=1e-5, atol=1e-6)

@@ -16,6 +16,12 @@ def width(linear: nn.Linear) -> int:
     return linear.in_features + (linear.bias is not None)
 
 
+def place_of(linear: nn.Linear) -> tuple[int, int | None]:
+    """The addresses of weight and bias."""
+    weight, bias = own_parameters(linear)
+    return weight.data_ptr(), None if bias is None else bias.data_ptr()
+
+
 def join(linear: nn.Linear) -> Tensor:
     """The head's weight, with its bias as a last column if it has one: (m, p), a copy in its dtype."""
     weight, bias = own_parameters(linear)

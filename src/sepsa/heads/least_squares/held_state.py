@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sepsa.heads.base.checks import own_parameters
-from sepsa.heads.base.parameters import follow
+from sepsa.heads.base.parameters import follow, place_of
 from sepsa.heads.least_squares.captured import CapturedState
 from sepsa.heads.least_squares.eager import TorchBackend
 from sepsa.heads.least_squares.math import PENDING, STEPS, LeastSquaresState
@@ -41,8 +40,7 @@ class HeldState:
 
     def lies(self) -> tuple[Any, ...]:
         """The addresses of the head's parameters, and the backend that is forced, by which one was chosen."""
-        weight, bias = own_parameters(self.problem.linear)
-        return weight.data_ptr(), None if bias is None else bias.data_ptr(), choose.forced()
+        return *place_of(self.problem.linear), choose.forced()
 
     def suits(self, rows: int, place: tuple[Any, ...]) -> bool:
         """Whether the backend is that of updates of this many rows of a head that lies there."""

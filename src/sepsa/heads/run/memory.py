@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads.base.parameters import store
+from sepsa.heads.base.parameters import place_of, store
 from sepsa.heads.protocols import PrecisionWarning
 
 
@@ -17,7 +17,7 @@ class HeadMemory:
 
     def __init__(self, linear: nn.Linear, state: Tensor) -> None:
         """`state` is the first of the solver's tensors; its address represents all of them."""
-        self.linear, self.k, self._own = linear, linear.in_features, state
+        self.linear, self.k, self._own, self._head = linear, linear.in_features, state, place_of(linear)
         self.weight, self.bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
         self.too_large = torch.zeros((), dtype=torch.int64, device=state.device)  # batches that were refused for that
 
@@ -48,9 +48,8 @@ class HeadMemory:
     @property
     def place(self) -> tuple[int | None, ...]:
         """The memory that a recording reads and writes."""
-        return self._own.data_ptr(), self.weight.data_ptr(), None if self.bias is None else self.bias.data_ptr()
+        return self._own.data_ptr(), *self._head
 
     def lies_in(self, linear: nn.Linear) -> bool:
         """Whether the head still has the memory that it had."""
-        bias = None if linear.bias is None else linear.bias.data_ptr()
-        return self.place[1:] == (linear.weight.data_ptr(), bias)
+        return self._head == place_of(linear)
