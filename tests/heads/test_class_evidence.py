@@ -222,14 +222,14 @@ def test_captured_updates_choose_the_ridge_between_replays():
         plain.update(x.double(), y)
         if not left:
             captured.prepare_capture()
-            left = captured.replays(8)
+            left = captured.replays()
         assert bool(captured.update_captured(x.double(), y))
         captured.finish_captured()
         left -= 1
     captured.state_dict()
     assert captured.ridge_now == pytest.approx(plain.ridge_now, rel=1e-9)
     torch.testing.assert_close(captured.linear.weight, plain.linear.weight, rtol=1e-9, atol=1e-9)
-    assert SoftmaxNewton().bind(nn.Linear(2, 2)).replays(8) is None
+    assert SoftmaxNewton().bind(nn.Linear(2, 2)).replays() is None
 
 
 @pytest.mark.parametrize(("name", "kind"), [("cross-entropy", SoftmaxNewton), ("logistic", LogisticNewton)])

@@ -244,16 +244,10 @@ class GraphStep:
                     )
         while len(order):
             fixed = self._prepare()
-            count = self._replays(order) or len(order)
+            # How many steps may run before the solver is prepared again, where it says that; else any number.
+            count = getattr(self.solver, "replays", lambda: None)() or len(order)
             self._replay(inputs, targets, order[:count], fixed)
             order = order[count:]
-
-    def _replays(self, order: Tensor) -> int | None:
-        """How many steps may run before the solver is prepared again; None: any number."""
-        if self.observer is None or not hasattr(self.solver, "replays"):
-            return None
-        steps: int | None = cast(Any, self.solver).replays(self._rows(order, self.observer))
-        return steps
 
     def _replay(self, inputs: Tensor, targets: Tensor, order: Tensor, fixed: tuple[Hashable, ...]) -> None:
         key = (inputs.data_ptr(), targets.data_ptr(), order.shape[1], *fixed)

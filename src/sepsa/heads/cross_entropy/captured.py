@@ -1,8 +1,6 @@
-"""The state of `SoftmaxNewton` inside a CUDA graph: at fixed addresses, without synchronizing with the host."""
+"""The state of `SoftmaxNewton` inside a CUDA graph."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,24 +8,19 @@ from torch import Tensor, nn
 from sepsa.heads.base import parameters
 from sepsa.heads.base.ridge import due
 from sepsa.heads.cross_entropy.math import CrossEntropyState, UpdateSettings, learned, with_root
-from sepsa.heads.run.choose import UpdateSize, choose
-from sepsa.heads.run.memory import HeadMemory
+from sepsa.heads.run.capture import CapturedHead
 
 
-class CapturedSoftmax(HeadMemory):
-    """Where a recording writes to. Symbols as in `cross_entropy`; Z = [T; W]."""
+class CapturedSoftmax(CapturedHead):
+    """Where a recording writes to. Symbols as in `cross_entropy`."""
+
+    solver = "cross-entropy"
 
     def __init__(self, linear: nn.Linear, state: CrossEntropyState) -> None:
-        K, p = state.W.shape
-        self.Z = state.W.new_zeros(p + K, p)
-        super().__init__(linear, self.Z)
+        super().__init__(linear, state.W)
         rest = {name: torch.zeros_like(getattr(state, name)) for name in CrossEntropyState._fields[2:-1]}
-        self.W = self.Z[p:]
-        self.now = CrossEntropyState(T=self.Z[:p], W=self.W, **rest)
-        self.blocks: dict[int, Any] = {}  # buffers of the fused kernels, by the rows of a block
+        self.now = CrossEntropyState(T=self.T, W=self.W, **rest)
         self._settings: dict[UpdateSettings, Tensor] = {}
-        self.updates = 0  # of the state, when the ridge was last chosen or looked at
-        self._unfinished: Any = None  # a block of which W has learned, but not yet T
 
     def load(self, state: CrossEntropyState) -> None:
         """Take over a state of the same shapes."""
@@ -38,27 +31,15 @@ class CapturedSoftmax(HeadMemory):
         """Learn rows; returns whether all values were valid (0-d). The update of T may be left to `finish`."""
         self.finish()
         x, now = features.detach().reshape(-1, self.k), self.now
-        (K, p), n = now.W.shape, len(x)
-        c = due(p, settings.forgetting, at_least=n)
-        case = UpdateSize(x.device.type, now.W.dtype, p, K, n, c, contiguous=self.weight.is_contiguous())
-        chosen = choose("captured cross-entropy", case)
-        finite: Tensor
-        if chosen.backend == "triton":
-            finite, self._unfinished = chosen.load().learn(self, x, targets.detach(), self._on_device(settings), c)
-            return finite
-        W = parameters.follow(self.linear, now.W)
-        Phi = parameters.rows(self.linear, x, W.dtype)
-        new, finite, too_large = learned(now, W, Phi, targets, None, settings)
-        self.too_large.add_(too_large & Phi.square().sum().isfinite())
-        finite = finite & ~too_large
-        self.keep(now, new, now.W, finite)
+        c = due(now.W.shape[1], settings.forgetting, at_least=len(x))
+        finite = self.by_kernels(x, c, targets.detach(), self._on_device(settings), c)
+        if finite is None:
+            Phi = parameters.rows(self.linear, x, now.W.dtype)
+            new, finite, too_large = learned(now, now.W, Phi, targets, None, settings)
+            self.too_large.add_(too_large & Phi.square().sum().isfinite())
+            finite = finite & ~too_large
+            self.keep(now, new, finite)
         return finite
-
-    def finish(self) -> None:
-        """Update T, which neither forward nor backward pass reads."""
-        if self._unfinished is not None:
-            self._unfinished()
-            self._unfinished = None
 
     def _on_device(self, settings: UpdateSettings) -> Tensor:
         """λ and the smoothing as tensors: kernels would read Python numbers as float32."""

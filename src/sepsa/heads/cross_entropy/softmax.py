@@ -213,11 +213,8 @@ class SoftmaxNewton(NewtonHead):
             captured.load(state)
         return captured.update(features, targets, self._settings(linear))
 
-    def replays(self, rows: int) -> int | None:
+    def replays(self) -> int | None:
         """Return how many recorded updates may run before `prepare_capture` chooses the ridge again.
-
-        Args:
-            rows: Number of rows of an update, on which the result does not depend.
 
         Returns:
             The number of updates; None where a number fixes the ridge.

@@ -1,8 +1,8 @@
-"""The state of recursive least squares inside a CUDA graph: at fixed addresses, without synchronizing with the host."""
+"""The state of recursive least squares inside a CUDA graph."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 
 import numpy as np
 import torch
@@ -21,31 +21,23 @@ from sepsa.heads.least_squares.math import (
     learn_rows,
     whiten,
 )
-from sepsa.heads.run.choose import Counters, HoldsState, Problem, UpdateSize, choose
-from sepsa.heads.run.memory import HeadMemory
+from sepsa.heads.run.capture import CapturedHead
+from sepsa.heads.run.choose import Counters, HoldsState, Problem
 
 
-class CapturedState(HeadMemory, HoldsState):
+class CapturedState(CapturedHead, HoldsState):
     """The tensors that a recording writes to. Symbols as in `least_squares`; H is the identity."""
 
-    name = "captured"
+    name, solver = "captured", "least squares"
 
     def __init__(self, problem: Problem, state: LeastSquaresState) -> None:
-        (m, p), device = state.W.shape, state.W.device
+        super().__init__(problem.linear, state.W)
         self.prior, self.ridge = problem.prior, problem.ridge
-        self.Z = state.W.new_zeros(p + m, p)
-        super().__init__(problem.linear, self.Z)
-        self.T, self.W = self.Z[:p], self.Z[p:]
         self.energy, self.ridge_left = torch.zeros_like(state.energy), torch.zeros_like(state.ridge_left)
-        self.tally = torch.zeros(3, dtype=torch.float64, device=device)  # updates, samples, cursor
-        # Buffers of the Triton kernels, by the size of a block and whether it fades.
-        self.blocks: dict[tuple[int, bool], tuple[Tensor, ...]] = {}
-        self._increments: dict[tuple[int, int], Tensor] = {}
-        self.fading = torch.ones(2, dtype=torch.float64, device=device)  # λ and 1/√λ: the same graph serves any λ
-        self.updates = 0  # when the ridge was chosen last, or looked at
+        self.tally = torch.zeros(3, dtype=torch.float64, device=state.W.device)  # updates, samples, cursor
+        self.fading = torch.ones_like(self.tally[:2])  # λ and 1/√λ: the same graph serves any λ
         self.counters: Counters = np.zeros(5)  # as the host read them last
         self.lam, self.count = 1.0, 0  # λ on the host, and the coordinates that get their ridge back in an update
-        self._unfinished: Callable[[], None] | None = None  # updates T by a block of which only W has learned
 
     @property
     def state(self) -> LeastSquaresState:
@@ -80,12 +72,9 @@ class CapturedState(HeadMemory, HoldsState):
         """
         self.finish()
         x, y = features.detach().reshape(-1, self.k), targets.detach().reshape(-1, len(self.W))
-        (m, p), n, count = self.W.shape, len(x), self.count
-        case = UpdateSize(x.device.type, self.Z.dtype, p, m, n, count, contiguous=self.weight.is_contiguous())
-        chosen = choose("captured least squares", case)
-        finite: Tensor
-        if chosen.backend == "triton":
-            finite, self._unfinished = chosen.load().learn(self, x, y)
+        n, p, count = len(x), len(self.T), self.count
+        finite = self.by_kernels(x, count, y)
+        if finite is not None:
             return finite
         Phi, Y = rows(self.linear, x, self.Z.dtype), y.to(self.Z.dtype)
         at = coordinates(p, count, self.tally[2].long(), x.device) if count else None
@@ -97,20 +86,8 @@ class CapturedState(HeadMemory, HoldsState):
         fits = size <= (CAPTURED_LIMIT if n > 1 else CAPTURED_ROW_LIMIT)
         finite = new.T.sum().isfinite() & head.isfinite().all() & fits
         self.too_large.add_(~fits & size.isfinite())
-        self.keep(self.state, new, self.W, finite)
+        self.keep(self.state, new, finite)
         self.tally[1].mul_(torch.where(finite, lam, 1.0))
-        self.tally.add_(finite * self.increment(n, count))
+        learned = finite.double()
+        self.tally.add_(torch.stack([learned, learned * n, learned * count]))
         return finite
-
-    def increment(self, n: int, count: int) -> Tensor:
-        """What a finite update adds to the tally, made before a graph is captured, which may not make it."""
-        if (n, count) not in self._increments:
-            values = torch.tensor([1.0, n, count], dtype=torch.float64)
-            self._increments[n, count] = values.to(self.tally.device)
-        return self._increments[n, count]
-
-    def finish(self) -> None:
-        """Update T, which neither forward nor backward pass reads."""
-        if self._unfinished is not None:
-            self._unfinished()
-        self._unfinished = None

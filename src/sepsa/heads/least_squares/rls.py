@@ -584,11 +584,8 @@ class RLS(OwnsHead):
             self._start_ridge(evidence.first_ridge(features, None, self._initial.dtype))
         return captured.update(features, targets)
 
-    def replays(self, rows: int) -> int | None:
-        """Return how many recorded updates of `rows` rows may run before `prepare_capture` chooses the ridge again.
-
-        Args:
-            rows: Number of rows of an update.
+    def replays(self) -> int | None:
+        """Return how many recorded updates may run before `prepare_capture` chooses the ridge again.
 
         Returns:
             The number of updates; None where a number fixes the ridge.
