@@ -14,13 +14,17 @@ from sepsa.heads.run.capture import CapturedHead
 class CapturedSoftmax(CapturedHead):
     """Where a recording writes to. Symbols as in `cross_entropy`."""
 
-    solver = "cross-entropy"
+    name, solver = "captured", "cross-entropy"
 
     def __init__(self, linear: nn.Linear, state: CrossEntropyState) -> None:
         super().__init__(linear, state.W)
         rest = {name: torch.zeros_like(getattr(state, name)) for name in CrossEntropyState._fields[2:-1]}
         self.now = CrossEntropyState(T=self.T, W=self.W, **rest)
         self._settings: dict[UpdateSettings, Tensor] = {}
+
+    def owns(self, state: CrossEntropyState) -> bool:
+        """Whether later updates write into the tensors of this state."""
+        return state.W is self.W
 
     def load(self, state: CrossEntropyState) -> None:
         """Take over a state of the same shapes."""

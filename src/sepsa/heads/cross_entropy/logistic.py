@@ -114,21 +114,6 @@ class LogisticNewton(NewtonHead):
         )
         return partial_targets.mean_loss(each, ~missing, sample_weight)
 
-    def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
-        """Learn samples as one block.
-
-        Args:
-            features: Inputs of the head (..., in_features).
-            targets: 0, 1 or probabilities (..., out_features), NaN or -100 where not observed; labels (...) for one
-                output.
-            sample_weight: Factor (...) or (..., out_features) on the losses. `forgetting` acts once per update of an
-                output.
-
-        Raises:
-            ValueError: A shape or target is wrong, or a value is not finite; nothing was learned.
-        """
-        super().update(features, targets, sample_weight)
-
     def _rows(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Rows:
         linear, dtype = head_of(self), self._state.W.dtype
         check_rows(linear, features)

@@ -48,8 +48,8 @@ class NewtonHead(OwnsHead):
     _replaced = ("_state", "_updates", "_ridge")
     label_smoothing = 0.0
     _not_copied: ClassVar[tuple[str, ...]] = ("_backend",)
-    _backend: TorchBackend | None = None
-    _updates: int | None = None  # the state's, where the host knows them without waiting for the device
+    _backend: Any = None  # that made the present state
+    _updates: int | None = None  # `steps`, where the host knows them without waiting for the device
 
     def __init__(
         self,
@@ -107,12 +107,6 @@ class NewtonHead(OwnsHead):
     def _deviation(self, Phi: Tensor) -> Tensor:
         """The standard deviations (n, m) of the logits at the rows Φ (n, p)."""
 
-    def _updates_now(self) -> int:
-        """The number of updates of the output that has most."""
-        if self._updates is None:
-            self._updates = int(self._state.counters.reshape(-1, 3)[:, 0].max())
-        return self._updates
-
     def _located(self) -> nn.Linear:
         """The head, with the state where it is."""
         linear = head_of(self)
@@ -134,43 +128,21 @@ class NewtonHead(OwnsHead):
         head_of(self)
         return self._ridge
 
-    def _begun(self, features: Tensor, weight: Tensor | None) -> tuple[CrossEntropyState, float]:
-        """The state before the first update, with a ridge by evidence for these features, and that ridge."""
-        linear, state = head_of(self), self._state
-        outputs = class_evidence.outputs_together(state)
-        rows = features.detach().reshape(-1, linear.in_features).to(state.W.dtype)
-        if weight is not None:
-            weight = weight.detach().reshape(len(rows), -1).to(state.W.dtype).mean(1)
-        ridge = class_evidence.first_ridge(rows, weight, outputs)
-        if ridge is None:
-            return state, self._ridge
-        each = self._ridges(linear, state.W, ridge)
-        T, left = torch.diag(each.rsqrt()).expand(state.T.shape), each.expand(state.ridge_left.shape)
-        return state._replace(T=T.clone(), ridge_left=left.clone(), ridge=each), ridge
-
-    def _chosen(self, state: CrossEntropyState, ridge: float) -> tuple[CrossEntropyState, float]:
-        """The state, which has this ridge, with the ridge of the largest evidence, and that ridge."""
-        linear, forgetting = head_of(self), self.forgetting if self.forgets else 1.0
-        with torch.autocast(linear.weight.device.type, enabled=False):
-            found = class_evidence.evidence_of(state, forgetting, linear.bias is not None)
-            best = class_evidence.best_ridge(found, ridge, self.noise_factor)
-            new = None if best == ridge else with_ridge(state, self._ridges(linear, state.W, best))
-            if new is None or not bool(new.W.to(linear.weight.dtype).isfinite().all()):
-                return state, ridge
-        return new, best
-
-    def _settings(self, linear: nn.Linear) -> UpdateSettings:
-        lam = self.forgetting if self.forgets else 1.0
-        return UpdateSettings(lam, self.label_smoothing, linear.weight.dtype)
-
     def _backend_for(self, linear: nn.Linear, rows: int) -> TorchBackend:
         """The backend of updates of this many rows outside of a captured step."""
-        weight, (K, p), backend = linear.weight, self._state.W.shape, self._backend
+        weight, (K, p), last = linear.weight, self._state.W.shape, self._backend
         kind = weight.device.type, self._state.W.dtype, p, K, rows
         row = choose("cross-entropy", UpdateSize(*kind, head_dtype=weight.dtype, contiguous=weight.is_contiguous()))
-        if backend is None or (backend.name, backend.dtype) != (row.backend, weight.dtype):
-            backend = self._backend = row.load()(linear)
+        fits = last is not None and last.name == row.backend and last.dtype == weight.dtype
+        backend: TorchBackend = last if fits else row.load()(linear)
         return backend
+
+    def checkpoint(self) -> Any:
+        """Return what `rollback` restores: a copy of the head's weights and references to the rest of the state."""
+        (state, *rest), head = super().checkpoint()
+        if self._backend is not None and self._backend.owns(state):
+            state = state.copy()  # later updates write into these tensors
+        return (state, *rest), head
 
     @torch.no_grad()
     def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
@@ -179,14 +151,19 @@ class NewtonHead(OwnsHead):
         Args:
             features: Inputs of the head (..., in_features).
             targets: Targets as `loss` takes them.
-            sample_weight: Factors on the samples' losses.
+            sample_weight: Factors on the samples' losses. `forgetting` acts once per update, whatever its size.
+
+        Raises:
+            ValueError: A shape or target is wrong, or a value is not finite; nothing was learned.
         """
         linear = self._located()
-        rows, settings = self._rows(features, targets, sample_weight), self._settings(linear)
+        rows, settings = self._rows(features, targets, sample_weight), settings_of(self)
         by_evidence = self.ridge == "evidence"
-        updates, state, ridge = self._updates_now(), self._state, self._ridge
+        updates, state, ridge = self._updates, self._state, self._ridge
+        if updates is None:
+            updates = self.steps
         if by_evidence and not updates:
-            state, ridge = self._begun(rows[0], rows[2])
+            state, ridge = begun(self, rows[0], rows[2])
         samples = Samples(*rows, settings, updates)
         backend = self._backend_for(linear, samples.rows)
         new = backend.learn(state, samples)
@@ -194,11 +171,11 @@ class NewtonHead(OwnsHead):
             raise self._explain(*rows[:2], new.state.W)
         state, head = new.state, new.head
         if by_evidence and due(updates, updates + 1, settings.forgetting):
-            state, ridge = self._chosen(state, ridge)
+            state, ridge = chosen(self, state, ridge)
             if state is not new.state:
                 state = state.copy() if backend.owns(new.state) else state  # recordings write into its tensors
                 head = state.W.to(linear.weight.dtype)
-        assign(self, head, _state=state, _ridge=ridge, _updates=updates + 1)
+        assign(self, head, _state=state, _ridge=ridge, _updates=updates + 1, _backend=backend)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the settings, without the head's weights, which are in the `nn.Linear`."""
@@ -331,6 +308,39 @@ class NewtonHead(OwnsHead):
         linear = self._ready()
         Phi, W = parameters.rows_to_predict(linear, features, self._state.W)
         return Phi, parameters.as_outputs(linear, features, Phi @ W.T)
+
+
+def settings_of(solver: NewtonHead) -> UpdateSettings:
+    """What the next update of a solver depends on."""
+    lam = solver.forgetting if solver.forgets else 1.0
+    return UpdateSettings(lam, solver.label_smoothing, head_of(solver).weight.dtype)
+
+
+def begun(solver: NewtonHead, features: Tensor, weight: Tensor | None) -> tuple[CrossEntropyState, float]:
+    """The state before the first update, with a ridge by evidence for these features, and that ridge."""
+    linear, state = head_of(solver), solver._state
+    outputs = class_evidence.outputs_together(state)
+    rows = features.detach().reshape(-1, linear.in_features).to(state.W.dtype)
+    if weight is not None:
+        weight = weight.detach().reshape(len(rows), -1).to(state.W.dtype).mean(1)
+    ridge = class_evidence.first_ridge(rows, weight, outputs)
+    if ridge is None:
+        return state, solver._ridge
+    each = solver._ridges(linear, state.W, ridge)
+    T, left = torch.diag(each.rsqrt()).expand(state.T.shape), each.expand(state.ridge_left.shape)
+    return state._replace(T=T.clone(), ridge_left=left.clone(), ridge=each), ridge
+
+
+def chosen(solver: NewtonHead, state: CrossEntropyState, ridge: float) -> tuple[CrossEntropyState, float]:
+    """The state, which has this ridge, with the ridge of the largest evidence, and that ridge."""
+    linear, forgetting = head_of(solver), settings_of(solver).forgetting
+    with torch.autocast(linear.weight.device.type, enabled=False):
+        found = class_evidence.evidence_of(state, forgetting, linear.bias is not None)
+        best = class_evidence.best_ridge(found, ridge, solver.noise_factor)
+        new = None if best == ridge else with_ridge(state, solver._ridges(linear, state.W, best))
+        if new is None or not bool(new.W.to(linear.weight.dtype).isfinite().all()):
+            return state, ridge
+    return new, best
 
 
 def check_values(saved: Entries, state: CrossEntropyState) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,15 @@ from sepsa.heads.base.head import assign, head_of
 from sepsa.heads.cross_entropy.captured import CapturedSoftmax
 from sepsa.heads.cross_entropy.eager import Rows
 from sepsa.heads.cross_entropy.math import both, class_factors, mean_loss, wrong_targets
-from sepsa.heads.cross_entropy.newton import NOISE_FACTOR, NewtonHead, check_count, weights_setting
+from sepsa.heads.cross_entropy.newton import (
+    NOISE_FACTOR,
+    NewtonHead,
+    begun,
+    check_count,
+    chosen,
+    settings_of,
+    weights_setting,
+)
 from sepsa.heads.least_squares.evidence import due, updates_until
 from sepsa.validation import is_number
 
@@ -91,39 +99,23 @@ class SoftmaxNewton(NewtonHead):
         return W.new_tensor(self.class_weight or [1.0] * classes)
 
     def _located(self) -> nn.Linear:
-        if self._captured is not None:
-            self._captured.finish()
-            self._captured.warn_of_refusals()
-        return super()._located()
-
-    def _ready(self) -> nn.Linear:
-        self._located()
-        self._choose_after_capture()
-        return super()._ready()
-
-    def _choose_after_capture(self) -> None:
-        """Take the ridge of the largest evidence where that is due after captured updates."""
         captured = self._captured
-        if self.ridge != "evidence" or captured is None or self._state is not captured.now:
-            return
-        updates, linear = int(self._state.counters[0]), head_of(self)
-        if due(captured.updates, updates, self._settings(linear).forgetting):
-            state, ridge = self._chosen(self._state, self._ridge)
-            if state is not self._state:
-                assign(self, state.W.to(linear.weight.dtype), _state=state.copy(), _ridge=ridge, _updates=updates)
-        captured.updates = updates
-
-    def checkpoint(self) -> Any:
-        """Return what `rollback` restores: a copy of the head's weights and references to the rest of the state."""
-        (state, *rest), head = super().checkpoint()
-        captured, backend = self._captured, self._backend
-        if (captured is not None and state.W is captured.now.W) or (backend is not None and backend.owns(state)):
-            state = state.copy()  # recordings write into these
-        return (state, *rest), head
+        if captured is not None:
+            captured.finish()
+            captured.warn_of_refusals()
+        linear = super()._located()
+        if self.ridge == "evidence" and captured is not None and self._state is captured.now:
+            updates = int(self._state.counters[0])
+            if due(captured.updates, updates, settings_of(self).forgetting):
+                state, ridge = chosen(self, self._state, self._ridge)
+                if state is not self._state:
+                    assign(self, state.W.to(linear.weight.dtype), _state=state.copy(), _ridge=ridge, _updates=updates)
+            captured.updates = updates
+        return linear
 
     def class_shares(self) -> Tensor:
         """Return s (out_features,): the curvature of class k is s_k A, and the covariance of its weights B / s_k."""
-        self._ready()
+        self._located()
         return class_factors(self._state.shares)
 
     def _more_words(self) -> str:
@@ -142,9 +134,9 @@ class SoftmaxNewton(NewtonHead):
         Returns:
             A scalar, as `torch.nn.functional.cross_entropy` with the solver's `class_weight` and `label_smoothing`.
         """
-        self._located()
+        head_of(self)
         check_outputs(outputs, targets, labels=not targets.is_floating_point())
-        weights = None if self.class_weight is None else self._state.weights.to(outputs.dtype)
+        weights = None if self.class_weight is None else self._state.weights.to(outputs)
         return mean_loss(outputs, targets, weights, self.label_smoothing)
 
     def _probabilities(self, outputs: Tensor) -> Tensor:
@@ -153,21 +145,6 @@ class SoftmaxNewton(NewtonHead):
     def _deviation(self, Phi: Tensor) -> Tensor:
         spread = (Phi @ self._state.T.T).square().sum(1, keepdim=True) / class_factors(self._state.shares)
         return spread.sqrt()
-
-    def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
-        """Learn samples as one block.
-
-        Args:
-            features: Inputs of the head (..., in_features).
-            targets: Class probabilities (..., out_features) or integer labels (...).
-            sample_weight: Factor (...) on each sample's loss. `forgetting` acts once per update, whatever its size.
-
-        Raises:
-            ValueError: A shape, label or probability is wrong, or a value is not finite; nothing was learned.
-        """
-        self._located()
-        self._choose_after_capture()
-        super().update(features, targets, sample_weight)
 
     def _rows(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Rows:
         check_classes(head_of(self), features, targets, sample_weight)
@@ -180,16 +157,16 @@ class SoftmaxNewton(NewtonHead):
         Returns:
             The addresses and the settings, which a recording depends on.
         """
-        linear, state, captured = self._ready(), self._state, self._captured
+        linear, state, captured = self._located(), self._state, self._captured
         if captured is None or not captured.lies_in(linear):
             captured = CapturedSoftmax(linear, state)
         if state is not captured.now:
             captured.load(state)
-            assign(self, _captured=captured, _state=captured.now, _updates=None)
+            assign(self, _captured=captured, _backend=captured, _state=captured.now, _updates=None)
         captured.now.W.copy_(parameters.follow(linear, captured.now.W))
         if self.ridge == "evidence":
             captured.updates = int(captured.now.counters[0])
-        return self._settings(linear), tuple(self.class_weight or ()), captured.place
+        return settings_of(self), tuple(self.class_weight or ()), captured.place
 
     @torch.no_grad()
     def update_captured(self, features: Tensor, targets: Tensor) -> Tensor:
@@ -202,16 +179,16 @@ class SoftmaxNewton(NewtonHead):
         Returns:
             A boolean scalar on the device: False where samples were refused, which then changed nothing.
         """
-        linear, captured = head_of(self), self._captured
+        captured = self._captured
         if captured is None or self._state is not captured.now:
             raise RuntimeError("update_captured needs prepare_capture() before it, and after every update without it")
         if not targets.is_floating_point():
             targets = targets.reshape(features.shape[:-1])
         by_evidence = self.ridge == "evidence" and not (features.is_cuda and torch.cuda.is_current_stream_capturing())
         if by_evidence and not self._state.counters[0]:  # steps that warm up
-            state, self._ridge = self._begun(features, None)
+            state, self._ridge = begun(self, features, None)
             captured.load(state)
-        return captured.update(features, targets, self._settings(linear))
+        return captured.update(features, targets, settings_of(self))
 
     def replays(self) -> int | None:
         """Return how many recorded updates may run before `prepare_capture` chooses the ridge again.
@@ -221,7 +198,7 @@ class SoftmaxNewton(NewtonHead):
         """
         if self.ridge != "evidence" or self._captured is None:
             return None
-        return updates_until(self._captured.updates, self._settings(head_of(self)).forgetting)
+        return updates_until(self._captured.updates, settings_of(self).forgetting)
 
     @torch.no_grad()
     def finish_captured(self) -> None:
