@@ -16,6 +16,7 @@ from sepsa.compiled.least_squares import (
     PRODUCT_LIMIT,
     fits,
     follow,
+    matrix_at,
     read_features,
     restored_coordinate,
     restored_count,
@@ -24,6 +25,7 @@ from sepsa.compiled.least_squares import (
 from sepsa.compiled.linear_algebra import (
     add_product,
     add_scaled,
+    add_solution,
     backward,
     backward_row,
     cholesky,
@@ -154,11 +156,8 @@ def absorb_columns(T, W, F, E, d, faded, G, C, x, inverse):
         for o in range(W.shape[0] if inflates else 0):
             x[:] = 0.0
             for i in range(r):
-                add_scaled(F[i], d[i] * E[o, i], x)
-            forward_row(C, x)
-            backward_row(C, x)
-            for j in range(p):
-                add_scaled(T[j], -x[j], W[o])
+                add_scaled(F[i], -d[i] * E[o, i], x)
+            add_solution(C, x, T, W[o])
     forward(C, T)
     return True
 
@@ -242,28 +241,33 @@ def learn(old, new, prior, Phi, labels, targets, omega, weights, ridge, settings
 
 # What a call gets: the addresses of its own numbers; of T, W, shares, ridge_left and counters, first old and then new;
 # of the prior, the class weights and the ridge; of the head's weight, and its bias or 0; of features, and whether they
-# are in float64; of labels or 0, of probabilities or 0, of sample weights or 0, and of a buffer. Then how many
-# curvatures there are, the outputs of each, the inputs of the head, and whether a curvature without samples stays;
-# forgetting and smoothing.
-CALL = struct.Struct("26q2d")
+# are in float32; of labels or 0, of probabilities or 0, of sample weights or 0, and of a buffer. Then how many
+# curvatures there are, the outputs of each, the inputs of the head, whether its weights are in float32, and whether a
+# curvature without samples stays; forgetting and smoothing.
+CALL = struct.Struct("27q2d")
 
 
-def work_length(n: int, r: int, p: int, K: int) -> int:
-    """How many numbers the buffer of an update has."""
-    return 2 * r * p + 2 * min(r, p) ** 2 + K * (r + 2 * n) + 4 * max(r, p, K) + n * p
+def shapes_of_work(n: int, r: int, p: int, K: int) -> tuple[tuple[int, int], ...]:
+    """The shapes of the matrices of an update's buffer: F, V, G, M, C, E, R, U, rows of scratch, and Φ."""
+    q = min(r, p)
+    return (r, p), (r, p), (p, r), (q, q), (q, q), (K, r), (K, n), (K, n), (4, max(r, p, K)), (n, p)
+
+
+work_shapes = called(shapes_of_work)
 
 
 @called
-def work_at(at, n, r, p, K):
-    """The matrices of the buffer at this address, and Φ."""
-    q = min(r, p)
-    F, at = array_at(at, (r, p), np.float64), at + 8 * r * p
-    V, G, at = array_at(at, (r, p), np.float64), array_at(at, (p, r), np.float64), at + 8 * r * p
-    M, C, at = array_at(at, (q, q), np.float64), array_at(at + 8 * q * q, (q, q), np.float64), at + 16 * q * q
-    E, R = array_at(at, (K, r), np.float64), array_at(at + 8 * K * r, (K, n), np.float64)
-    U, at = array_at(at + 8 * K * (r + n), (K, n), np.float64), at + 8 * K * (r + 2 * n)
-    scratch, Phi = array_at(at, (4, max(r, p, K)), np.float64), array_at(at + 32 * max(r, p, K), (n, p), np.float64)
-    return (F, V, G, M, C, E, R, U, scratch), Phi
+def work_at(at, of):
+    """The matrices of the buffer of these shapes at an address, and Φ."""
+    F, V, G, M, C = (
+        matrix_at(at, of, 0),
+        matrix_at(at, of, 1),
+        matrix_at(at, of, 2),
+        matrix_at(at, of, 3),
+        matrix_at(at, of, 4),
+    )
+    E, R, U, scratch = matrix_at(at, of, 5), matrix_at(at, of, 6), matrix_at(at, of, 7), matrix_at(at, of, 8)
+    return (F, V, G, M, C, E, R, U, scratch), matrix_at(at, of, 9)
 
 
 @called
@@ -296,24 +300,20 @@ def keep(old, new):
     copy(old[4], new[4])
 
 
-@called
-def learn_rows(model, n, dtype):
-    """Let a head whose weights have this dtype learn n rows. False: another route must learn them."""
-    heads, K, k, keeps = model[22], model[23], model[24], model[25]
-    settings = array_at(model[0] + 208, (2,), np.float64)
+@kernel
+def update(model, n):
+    """Let a head learn n rows. False: another route must learn them."""
+    heads, K, k, single, keeps = model[22], model[23], model[24], model[25], model[26]
+    settings = array_at(model[0] + 216, (2,), np.float64)
     m, p = heads * K, k + (1 if model[15] else 0)
-    weight, bias = array_at(model[14], (m, k), dtype), array_at(model[15], (m if p > k else 0,), dtype)
     W, new_W = array_at(model[2], (m, p), np.float64), array_at(model[7], (m, p), np.float64)
     prior, weights = array_at(model[11], (m, p), np.float64), array_at(model[12], (heads, max(K, 2)), np.float64)
     ridge, labels = array_at(model[13], (p,), np.float64), array_at(model[18], (n if model[18] else 0,), np.int64)
     targets = array_at(model[19], (n if model[19] else 0, m), np.float64)
     omega = array_at(model[20], (n if model[20] else 0, heads), np.float64)
-    work, Phi = work_at(model[21], n, n + restored_count(p, settings[0], 0, n), p, K)
-    if model[17]:
-        read_features(array_at(model[16], (n, k), np.float64), Phi)
-    else:
-        read_features(array_at(model[16], (n, k), dtype), Phi)
-    follow(W, weight, bias, new_W)
+    work, Phi = work_at(model[21], work_shapes(n, n + restored_count(p, settings[0], 0, n), p, K))
+    read_features(model[16], model[17], k, Phi)
+    follow(W, (model[14], model[15], single, k), new_W)
     for i in range(heads):
         old, new = curvature_at(model, 1, i, K, p), curvature_at(model, 6, i, K, p)
         mine, own = slice(i * K, i * K + K), omega[:, i]
@@ -321,16 +321,4 @@ def learn_rows(model, n, dtype):
             keep(old, new)
         elif not learn(old, new, prior[mine], Phi, labels, targets[:, mine], own, weights[i], ridge, settings, work):
             return False
-    return fits(new_W, weight)
-
-
-@kernel
-def update_float32(model, n):
-    """Let a head in float32 learn n rows."""
-    return learn_rows(model, n, np.float32)
-
-
-@kernel
-def update_float64(model, n):
-    """Let a head in float64 learn n rows."""
-    return learn_rows(model, n, np.float64)
+    return fits(new_W, single)

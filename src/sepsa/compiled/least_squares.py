@@ -20,12 +20,11 @@ from sepsa import restoration
 from sepsa.compiled.kernels import array_at, called, kernel
 from sepsa.compiled.linear_algebra import (
     add_product,
-    backward_row,
+    add_solution,
     cholesky,
     copy,
     copy_rows,
     forward,
-    forward_row,
     potter,
     scale,
     step_head,
@@ -153,64 +152,73 @@ shapes, block_shapes = called(shapes_of), called(block_shapes_of)
 
 
 @called
-def matrices_at(address, shape):
-    """The matrices of a head's memory at an address, of these shapes."""
-    T = array_at(address, shape.T, np.float64)
-    W = array_at(address + 8 * T.size, shape.W, np.float64)
-    energy = array_at(address + 8 * (T.size + W.size), shape.energy, np.float64)
-    left = array_at(address + 8 * (T.size + W.size + energy.size), shape.left, np.float64)
-    at = address + 8 * (T.size + W.size + energy.size + left.size)
-    counters = array_at(at, shape.counters, np.float64)
-    H = array_at(at + 8 * counters.size, shape.H, np.float64)
-    prior = array_at(at + 8 * (counters.size + H.size), shape.prior, np.float64)
-    ridge = array_at(at + 8 * (counters.size + H.size + prior.size), shape.ridge, np.float64)
-    buffers = at + 8 * (counters.size + H.size + prior.size + ridge.size)
-    Z = array_at(buffers, shape.Z, np.float64)
-    C = array_at(buffers + 8 * Z.size, shape.C, np.float64)
-    D = array_at(buffers + 8 * (Z.size + C.size), shape.D, np.float64)
-    rows = array_at(buffers + 8 * (Z.size + C.size + D.size), shape.rows, np.float64)
-    return Parts(T, W, energy, left, counters, H, prior, ridge, Z, C, D, rows)
+def matrix_at(address, shapes, i):
+    """Number i of the matrices of these shapes, which follow each other at an address."""
+    for before in range(i):
+        address += 8 * shapes[before][0] * shapes[before][1]
+    return array_at(address, shapes[i], np.float64)
 
 
 @called
-def read_features(features, Phi):
+def read(address, single, X):
+    """X <- the numbers at an address, which are in float32 where `single`, else in float64."""
+    if single:
+        copy_rows(array_at(address, X.shape, np.float32), X)
+    else:
+        copy_rows(array_at(address, X.shape, np.float64), X)
+
+
+@called
+def write(X, address, single):
+    """Write X to an address, in float32 where `single`."""
+    if single:
+        copy_rows(X, array_at(address, X.shape, np.float32))
+    else:
+        copy_rows(X, array_at(address, X.shape, np.float64))
+
+
+@called
+def rounded(x, single):
+    """x as a head in float32, where `single`, or else float64 has it."""
+    return np.float64(np.float32(x)) if single else x
+
+
+@called
+def read_features(address, single, k, Phi):
     """Make Φ of features (n, k)."""
-    (n, k), p = features.shape, Phi.shape[1]
-    for r in range(n):
-        for j in range(k):
-            Phi[r, j] = features[r, j]
-        if k < p:
-            Phi[r, k] = 1.0
+    read(address, single, Phi[:, :k])
+    Phi[:, k:] = 1.0
 
 
 @called
-def follow(W, weight, bias, new_W):
+def follow(W, head, new_W):
     """W as the head has it now, with what rounding to the head's dtype lost."""
-    (m, k), p = weight.shape, W.shape[1]
-    to_head = weight.dtype.type
-    for o in range(m):
-        for j in range(k):
-            new_W[o, j] = W[o, j] + (weight[o, j] - to_head(W[o, j]))
-        if k < p:
-            new_W[o, k] = W[o, k] + (bias[o] - to_head(W[o, k]))
+    weight, bias, single, k = head
+    read(weight, single, new_W[:, :k])
+    read(bias, single, new_W[:, k:])
+    for o in range(W.shape[0]):
+        for j in range(W.shape[1]):
+            new_W[o, j] = W[o, j] + (new_W[o, j] - rounded(W[o, j], single))
+
+
+@called
+def fits(W, single):
+    """Whether W is finite in the head's dtype."""
+    for o in range(W.shape[0]):
+        for j in range(W.shape[1]):
+            if not abs(rounded(W[o, j], single)) < np.inf:
+                return False
+    return True
 
 
 @called
 def solve_gathered(T, H, C, D, inverse, new_W, new_energy):
     """W += (H⁻¹D)ᵀT by H = CCᵀ, and the objective falls by DᵀH⁻¹D = |C⁻¹D|². False: H is not positive definite."""
-    p = T.shape[0]
     copy_rows(H, C)
     if not cholesky(C, inverse):
         return False
     for o in range(new_W.shape[0]):
-        forward_row(C, D[o])
-        for i in range(p):
-            new_energy[o] -= D[o, i] * D[o, i]
-        backward_row(C, D[o])
-        for i in range(p):
-            c = D[o, i]
-            for j in range(p):
-                new_W[o, j] += c * T[i, j]
+        new_energy[o] -= add_solution(C, D[o], T, new_W[o])
     return True
 
 
@@ -260,29 +268,6 @@ def learn_one_by_one(T, W, Phi, Y, prior, ridge, left, energy, scratch, lam, cur
 
 
 @called
-def fits(W, weight):
-    """Whether W is finite in the head's dtype."""
-    to_head = weight.dtype.type
-    for o in range(W.shape[0]):
-        for j in range(W.shape[1]):
-            if not abs(to_head(W[o, j])) < np.inf:
-                return False
-    return True
-
-
-@called
-def store_head(new_W, W, weight, bias):
-    """Make new_W the state's W and the head's weights."""
-    copy_rows(new_W, W)
-    (m, k), p = weight.shape, W.shape[1]
-    for o in range(m):
-        for j in range(k):
-            weight[o, j] = new_W[o, j]
-        if k < p:
-            bias[o] = new_W[o, k]
-
-
-@called
 def store_gathered(new_H, H):
     """Make the lower triangle new_H the symmetric H."""
     for i in range(H.shape[0]):
@@ -302,10 +287,11 @@ def count_update(counters, lam, samples, cursor, pending, growth):
 
 
 @called
-def learn(part, block, weight, bias, samples, lam):
+def learn(part, block, head, samples, lam):
     """Learn the rows Φ (n, p), Y (n, m), already scaled by the roots of their weights, which sum to `samples`.
 
-    `block` is Φ, Y and buffers for F and E; `weight` and `bias` are the head's own.
+    `block` is Φ, Y and buffers for F and E; `head` are the addresses of weight and bias, whether they are in float32,
+    and the inputs.
     """
     Phi, Y, F, E = block
     (n, p), m = Phi.shape, Y.shape[1]
@@ -313,7 +299,7 @@ def learn(part, block, weight, bias, samples, lam):
     T, W, H, C, D, scratch, prior = part.T, part.W, part.H, part.C, part.D, part.rows, part.prior
     energy, left, counters, ridge = part.energy[0], part.left[0], part.counters[0], part.ridge[0]
     new_T, new_W, new_energy, new_left = part.Z[:p], part.Z[p:], scratch[3, :m], scratch[4, :p]
-    follow(W, weight, bias, new_W)
+    follow(W, head, new_W)
     size, error = whiten(T, new_W, Phi, Y, F, E)
     if not size + error < np.inf:
         return NOT_FINITE
@@ -343,7 +329,8 @@ def learn(part, block, weight, bias, samples, lam):
             return NOT_FINITE
         if not gathers:
             learn_one_by_one(new_T, new_W, Phi, Y, prior, ridge, new_left, new_energy, scratch, lam, cursor, count)
-    if not fits(new_W, weight):
+    weight, bias, single, k = head
+    if not fits(new_W, single):
         return NOT_FINITE
 
     # From here on nothing can fail, so the state changes.
@@ -353,7 +340,9 @@ def learn(part, block, weight, bias, samples, lam):
         copy_rows(new_T, T)
     else:
         store_gathered(new_T, H)
-    store_head(new_W, W, weight, bias)
+    copy_rows(new_W, W)
+    write(new_W[:, :k], weight, single)
+    write(new_W[:, k:], bias, single)
     copy(new_energy, energy)
     copy(new_left, left)
     cursor = restored_coordinate(cursor, count, p)
@@ -362,38 +351,35 @@ def learn(part, block, weight, bias, samples, lam):
 
 
 # What a call gets: the addresses of its own numbers, of the head's memory, weight, and bias or 0, of the rows, and of
-# features and targets or 0; the outputs and inputs of the head; the sum of the rows' weights, and λ.
-CALL = struct.Struct("9q2d")
+# features and targets or 0; the outputs and inputs of the head, and whether its weights, and those features and
+# targets, are in float32; the sum of the rows' weights, and λ.
+CALL = struct.Struct("10q2d")
 
 
-@called
-def learn_rows(model, n, dtype):
-    """Let a head whose weights have this dtype learn n rows; returns the outcome.
-
-    Features and targets in this dtype, of which the rows are made, lie at the addresses x and y, or are 0.
-    """
-    x, y, m, k = model[5], model[6], model[7], model[8]
-    numbers = array_at(model[0] + 72, (2,), np.float64)
-    p = k + (1 if model[3] else 0)
-    of_Phi, of_Y, of_F, of_E = block_shapes(n, p, m)
-    Phi = array_at(model[4], of_Phi, np.float64)
-    Y = array_at(model[4] + 8 * n * p, of_Y, np.float64)
-    F = array_at(model[4] + 8 * n * (p + m), of_F, np.float64)
-    E = array_at(model[4] + 8 * n * (2 * p + m), of_E, np.float64)
+@kernel
+def update(model, n):
+    """Let a head learn n rows, which are made of the features and targets where there are some; returns the outcome."""
+    x, y, m, k, single = model[5], model[6], model[7], model[8], model[9]
+    numbers = array_at(model[0] + 80, (2,), np.float64)
+    p, rows = k + (1 if model[3] else 0), model[4]
+    of = block_shapes(n, p, m)
+    Phi, Y, F, E = matrix_at(rows, of, 0), matrix_at(rows, of, 1), matrix_at(rows, of, 2), matrix_at(rows, of, 3)
     if x:
-        read_features(array_at(x, (n, k), dtype), Phi)
-        copy_rows(array_at(y, (n, m), dtype), Y)
-    weight, bias = array_at(model[2], (m, k), dtype), array_at(model[3], (m if p > k else 0,), dtype)
-    return learn(matrices_at(model[1], shapes(p, m)), (Phi, Y, F, E), weight, bias, numbers[0], numbers[1])
-
-
-@kernel
-def update_float32(model, n):
-    """Let a head in float32 learn n rows."""
-    return learn_rows(model, n, np.float32)
-
-
-@kernel
-def update_float64(model, n):
-    """Let a head in float64 learn n rows."""
-    return learn_rows(model, n, np.float64)
+        read_features(x, single, k, Phi)
+        read(y, single, Y)
+    own, at = shapes(p, m), model[1]
+    part = Parts(
+        matrix_at(at, own, 0),
+        matrix_at(at, own, 1),
+        matrix_at(at, own, 2),
+        matrix_at(at, own, 3),
+        matrix_at(at, own, 4),
+        matrix_at(at, own, 5),
+        matrix_at(at, own, 6),
+        matrix_at(at, own, 7),
+        matrix_at(at, own, 8),
+        matrix_at(at, own, 9),
+        matrix_at(at, own, 10),
+        matrix_at(at, own, 11),
+    )
+    return learn(part, (Phi, Y, F, E), (model[2], model[3], single, k), numbers[0], numbers[1])

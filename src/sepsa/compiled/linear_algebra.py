@@ -114,6 +114,19 @@ def backward_row(C, x):
 
 
 @called
+def add_solution(C, x, T, w):
+    """w <- w + Tᵀz for z = (CCᵀ)⁻¹x, which x becomes; returns xᵀz."""
+    forward_row(C, x)
+    size = 0.0
+    for i in range(x.size):
+        size += x[i] * x[i]
+    backward_row(C, x)
+    for i in range(x.size):
+        add_scaled(T[i], x[i], w)
+    return size
+
+
+@called
 def step_head(T, W, f, e, u, energy, g):
     """The half of `potter` that leaves T as it is: u = fᵀT, and W and energy in place, for g = 1 + fᵀf."""
     p, m = T.shape[0], W.shape[0]

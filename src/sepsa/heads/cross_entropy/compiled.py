@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from sepsa.compiled import code
 from sepsa.compiled import cross_entropy as kernels
 from sepsa.compiled.kernels import CALL as KERNEL
+from sepsa.compiled.least_squares import length_of
 from sepsa.heads.base.checks import own_parameters
 from sepsa.heads.cross_entropy.eager import Learned, Samples, TorchBackend
 from sepsa.heads.cross_entropy.math import CrossEntropyState, with_root
 from sepsa.restoration import due
 
-UPDATES = {torch.float32: kernels.update_float32, torch.float64: kernels.update_float64}
 PACK = kernels.CALL.pack_into
 
 
@@ -27,7 +27,7 @@ class CompiledBackend(TorchBackend):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__(linear)
-        self._kernel = KERNEL(code.address(UPDATES[self.dtype]))
+        self._kernel = KERNEL(code.address(kernels.update))
         self._call: Any = np.zeros(kernels.CALL.size // 8, np.int64)
         self._address = self._call.ctypes.data
         self._work: Any = np.empty(0)
@@ -45,8 +45,8 @@ class CompiledBackend(TorchBackend):
         (weight, bias), n = own_parameters(self.linear), samples.rows
         (m, p), separate = old.W.shape, old.T.ndim == 3
         heads = m if separate else 1
-        length = kernels.work_length(n, n + due(p, settings.forgetting, at_least=n), p, m // heads)
-        if self._work.size < length:
+        of_work = kernels.shapes_of_work(n, n + due(p, settings.forgetting, at_least=n), p, m // heads)
+        if self._work.size < (length := length_of(of_work)):
             self._work = np.empty(length)
         x = plain(features, self.dtype if features.dtype is self.dtype else torch.float64)
         labels = not targets.is_floating_point()
@@ -57,10 +57,18 @@ class CompiledBackend(TorchBackend):
         made = [part.data_ptr() for part in written(new)]
         PACK(
             *(self._call, 0, self._address, *known[:5], *made, *known[5:]),
-            *(weight.data_ptr(), 0 if bias is None else bias.data_ptr(), x.data_ptr(), x.dtype is torch.float64),
+            *(weight.data_ptr(), 0 if bias is None else bias.data_ptr(), x.data_ptr(), x.dtype is torch.float32),
             *((y.data_ptr(), 0) if labels else (0, y.data_ptr())),
             *(0 if omega is None else omega.data_ptr(), self._work.ctypes.data),
-            *(heads, m // heads, weight.shape[1], separate, settings.forgetting, settings.label_smoothing),
+            *(
+                heads,
+                m // heads,
+                weight.shape[1],
+                self.dtype is torch.float32,
+                separate,
+                settings.forgetting,
+                settings.label_smoothing,
+            ),
         )
         if not self._kernel(self._address, n):
             return super().learn(state, samples)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from sepsa.heads.run.choose import Counters, Problem
 
 BLOCKS = 16  # sizes of blocks that have memory of their own
 PACK = least_squares.CALL.pack_into
-UPDATES = {torch.float32: least_squares.update_float32, torch.float64: least_squares.update_float64}
 
 
 def split(memory: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
@@ -30,16 +29,12 @@ def split(memory: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
 
 
 class Block(NamedTuple):
-    """Φ (n, p) and Y (n, m) of a batch, in an array with buffers behind them, its address, and n."""
+    """Φ (n, p) and Y (n, m) of a batch, in an array with buffers behind them, and its address."""
 
     Phi: Tensor
     Y: Tensor
     memory: Tensor
     address: int  # of that array
-    rows: int
-
-
-Rows: TypeAlias = tuple[Block, int, int, float]  # a block, the addresses of features and targets or 0, the weights' sum
 
 
 class Snapshot:
@@ -74,13 +69,13 @@ class CompiledBackend(TorchBackend):
         part = self.parts = Parts._make(split(memory, shapes))
         own = LeastSquaresState(part.T, part.W, part.H, part.energy[0], part.left[0])
         super().__init__(problem, own, part.counters[0].numpy())
-        self._note_penalty()
+        self.penalize(problem.prior, problem.ridge)
         self.states = [memory.numpy()[: length_of(shapes[:end])] for end in (5, 6)]  # without and with H
         self.weight = weight.numpy()
         self.bias = np.zeros(0, self.weight.dtype) if bias is None else bias.detach().numpy()
-        self.dtype = weight.dtype
+        self.dtype, self.single = weight.dtype, weight.dtype is torch.float32
         self._call: Any = np.zeros(least_squares.CALL.size // 8, np.int64)
-        self._kernel = KERNEL(code.address(UPDATES[self.dtype]))
+        self._kernel = KERNEL(code.address(least_squares.update))
         of_head = memory.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr()
         self._addresses = self._call.ctypes.data, *of_head
         self._blocks: dict[int, Block] = {}  # by their rows
@@ -90,31 +85,27 @@ class CompiledBackend(TorchBackend):
     def penalize(self, prior: Tensor, ridge: Tensor) -> None:
         """Restore these ridges (p,) about this prior (m, p) from now on."""
         super().penalize(prior, ridge)
-        self._note_penalty()
-
-    def _note_penalty(self) -> None:
-        self.parts.prior.copy_(self.prior)
-        self.parts.ridge.copy_(self.ridge)
+        self.parts.prior.copy_(prior)
+        self.parts.ridge.copy_(ridge)
 
     def learn(
         self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float, plain: bool = False
     ) -> bool:
         """Learn samples in one compiled call; those too large for its products by torch."""
-        block, x, y, total = self.given(features, targets, sample_weight, plain)
-        PACK(self._call, 0, *self._addresses, block.address, x, y, self.outputs, self.k, total, forgetting)
+        n, x, y = features.numel() // self.k, 0, 0
+        block, total = self._blocks.get(n) or self._block(n), float(n)
+        if plain or (sample_weight is None and self.is_plain(features, targets)):
+            x, y = features.data_ptr(), targets.data_ptr()  # which the kernel reads where they are
+        else:
+            Phi, Y, total = samples(self.linear, features, targets, sample_weight, block.Phi.dtype)
+            block.Phi.copy_(Phi)
+            block.Y.copy_(Y)
+        PACK(self._call, 0, *self._addresses, block.address, x, y, self.outputs, self.k, self.single, total, forgetting)
         increment_version(self.version)  # the kernel writes where autograd does not see it
-        outcome = self._kernel(self._addresses[0], block.rows)
+        outcome = self._kernel(self._addresses[0], n)
         if outcome == TOO_LARGE:
             return self.learn_rows(block.Phi, block.Y, total, forgetting)
         return bool(outcome == LEARNED)
-
-    def given(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, plain: bool = False) -> Rows:
-        """The rows of samples, which the kernel reads where they are if they are plain."""
-        n = features.numel() // self.k
-        block = self._blocks.get(n) or self._block(n)
-        if plain or (sample_weight is None and self.is_plain(features, targets)):
-            return block, features.data_ptr(), targets.data_ptr(), float(n)
-        return block, 0, 0, self._fill(block, features, targets, sample_weight)
 
     def is_plain(self, features: Tensor, targets: Tensor) -> bool:
         """Whether samples are as `check_rows` wants them, and their numbers follow each other in the head's dtype."""
@@ -138,18 +129,11 @@ class CompiledBackend(TorchBackend):
         shapes = block_shapes_of(n, p, m)
         memory = self.state.T.new_empty(length_of(shapes))
         Phi, Y, _, _ = split(memory, shapes)
-        block = Block(Phi, Y, memory, memory.data_ptr(), n)
+        block = Block(Phi, Y, memory, memory.data_ptr())
         if len(self._blocks) == BLOCKS:
             self._blocks.clear()
         self._blocks[n] = block
         return block
-
-    def _fill(self, block: Block, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> float:
-        """Make Φ and Y of samples in any dtype, anywhere in memory, with weights or without; returns their sum."""
-        Phi, Y, total = samples(self.linear, features, targets, sample_weight, block.Phi.dtype)
-        block.Phi.copy_(Phi)
-        block.Y.copy_(Y)
-        return total
 
     def checkpoint(self) -> Snapshot:
         """The state, its counters and the head as they are now."""
