@@ -81,7 +81,7 @@ restored_ridge = called(restoration.restored)
 
 @called
 def gather(T, W, H, energy, left, prior, ridge, F, E, lam, cursor, count, pending, new_H, D):
-    """`least_squares.gather_with_ridge` up to V: new_H (its lower triangle) and Dᵀ; energy and left in place."""
+    """`gather` of rows and of the ridge, up to V: new_H (its lower triangle) and Dᵀ; energy and left in place."""
     (m, n), p = E.shape, T.shape[0]
     for i in range(p):
         for j in range(i + 1):
@@ -145,7 +145,10 @@ def block_shapes_of(n: int, p: int, m: int) -> tuple[tuple[int, int], ...]:
 
 def length_of(shapes: Sequence[tuple[int, int]]) -> int:
     """How many numbers matrices of these shapes have."""
-    return sum(rows * columns for rows, columns in shapes)
+    length = 0
+    for rows, columns in shapes:
+        length += rows * columns
+    return length
 
 
 shapes, block_shapes = called(shapes_of), called(block_shapes_of)

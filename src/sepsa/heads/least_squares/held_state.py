@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from sepsa.heads.base.parameters import follow, place_of
+from sepsa.heads.base.checks import own_parameters
+from sepsa.heads.base.parameters import follow
 from sepsa.heads.least_squares.captured import CapturedState
 from sepsa.heads.least_squares.eager import TorchBackend
 from sepsa.heads.least_squares.math import PENDING, STEPS, LeastSquaresState
@@ -33,18 +34,15 @@ class HeldState:
         self.place: tuple[Any, ...] = ()  # where the head lay when the backend was chosen
         self._chosen: dict[int, str] = {}  # the backends of updates by their number of rows
 
-    @property
-    def is_captured(self) -> bool:
-        """Whether captured steps have the newest state."""
-        return self.captured is not None and self.backend is self.captured
-
     def lies(self) -> tuple[Any, ...]:
         """The addresses of the head's parameters, and the backend that is forced, by which one was chosen."""
-        return *place_of(self.problem.linear), choose.forced()
+        weight, bias = own_parameters(self.problem.linear)
+        return weight.data_ptr(), None if bias is None else bias.data_ptr(), choose.forced.get()
 
-    def suits(self, rows: int, place: tuple[Any, ...]) -> bool:
-        """Whether the backend is that of updates of this many rows of a head that lies there."""
-        return place == self.place and self._chosen.get(rows) == self.backend.name
+    def backend_for(self, rows: int) -> Backend | None:
+        """The present backend, if it is that of updates of this many rows of a head that lies where it does."""
+        fits = self.lies() == self.place and self._chosen.get(rows) == self.backend.name
+        return self.backend if fits else None
 
     def row(self, rows: int) -> choose.BackendRow:
         """The backend of an update of this many rows, in the table."""
@@ -53,8 +51,9 @@ class HeldState:
         case = UpdateSize(*kind, head_dtype=weight.dtype, contiguous=weight.is_contiguous())
         return choose.choose("least squares", case)
 
-    def change_backend(self, rows: int, place: tuple[Any, ...], state: LeastSquaresState, counters: Counters) -> None:
+    def change_backend(self, rows: int, state: LeastSquaresState, counters: Counters) -> Backend:
         """Let the backend of an update of this many rows continue from this state."""
+        place = self.lies()
         moved = place != self.place  # another device, dtype or memory of the head
         chosen = self.row(rows)
         if moved or self.backend.name != chosen.backend:
@@ -62,10 +61,12 @@ class HeldState:
         known = {} if moved or len(self._chosen) >= _SIZES else self._chosen
         self._chosen = known | {rows: self.backend.name}
         self.place = place  # last: an interrupt before lets the next update begin again
+        backend: Backend = self.backend
+        return backend
 
     def eager(self) -> Backend:
         """A backend that learns outside of a graph, with the state as it is."""
-        if self.captured is not None and self.is_captured:
+        if self.captured is not None and self.backend is self.captured:
             state, counters = self.captured.read()
             self.backend, self.place = TorchBackend(self.problem, state.copy(), counters), ()
         backend: Backend = self.backend

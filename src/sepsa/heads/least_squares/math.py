@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from sepsa.compiled.least_squares import CURSOR as CURSOR
 from sepsa.compiled.least_squares import GROWTH as GROWTH
@@ -221,46 +222,19 @@ def learn_rows(
 ) -> LeastSquaresState:
     """Learn rows, whitened by a T that is faded already, and the ridge of `at`: fewer than about p/4 of both."""
     if at is None:
-        return potter(state, F[:, 0], E[0]) if F.shape[1] == 1 else block(state, F, E)
-    q, count = lacking(state.ridge_left, ridge, at), count_of(at)
-    if F.shape[1] == 1 and count < ROW_LIMIT:
+        return potter_or_block(state, F, E)
+    q = lacking(state.ridge_left, ridge, at)
+    if F.shape[1] == 1 and count_of(at) < ROW_LIMIT:
         state = potter(state, F[:, 0], E[0])
-        for i in range(count):
-            one = slice(at.start + i, at.start + i + 1) if isinstance(at, slice) else at[i : i + 1]
-            f, e = ridge_rows(state.T, state.W, q[i : i + 1], one, prior)
-            state = potter(state, f[:, 0], e[0])
-    else:
-        f, e = ridge_rows(state.T, state.W, q, at, prior)
-        state = block(state, torch.cat([F, f], 1), torch.cat([E, e]))
+        F, E = F[:, :0], E[:0]
+    f, e = ridge_rows(state.T, state.W, q, at, prior)
+    state = potter_or_block(state, torch.cat([F, f], 1), torch.cat([E, e]))
     return state._replace(ridge_left=restored(state.ridge_left, ridge, at))
 
 
-def learn_block(
-    state: LeastSquaresState, F: Tensor, E: Tensor, lam: float, ridge: Tensor, at: Coordinates | None, prior: Tensor
-) -> LeastSquaresState:
-    """Learn several rows, whitened by a T that is not faded yet, and the ridge of `at`, without a copy of T."""
-    if at is None:
-        return block(state, F, E)
-    scale, faded = lam**-0.5, lam * state.ridge_left
-    f, e = ridge_rows(state.T, state.W, lacking(faded, ridge, at), at, prior)
-    r = F.shape[1] + f.shape[1]
-    padding = -r % 16 if F.is_cuda and r > 16 else 0  # rows of zeros, because products of odd sizes are slow there
-    F = torch.cat([F, f, F.new_zeros(len(F), padding)], 1).mul_(scale)
-    E = torch.cat([E, e, E.new_zeros(padding, E.shape[1])])
-    new = block(state._replace(energy=lam * state.energy), F, E, scale)
-    return new._replace(ridge_left=restored(faded, ridge, at))
-
-
-def gather_with_ridge(
-    state: LeastSquaresState, F: Tensor, E: Tensor, lam: float, ridge: Tensor, at: Coordinates | None, prior: Tensor
-) -> LeastSquaresState:
-    """Gather rows and the ridge of `at` in H, which fades by λ; T stays."""
-    if at is None:
-        return gather(state, F, E)
-    faded = lam * state.ridge_left
-    f, e = ridge_rows(state.T, state.W, lacking(faded, ridge, at), at, prior)
-    new = gather(state, torch.cat([F, f], 1), torch.cat([E, e]), lam)
-    return new._replace(ridge_left=restored(faded, ridge, at))
+def potter_or_block(state: LeastSquaresState, F: Tensor, E: Tensor) -> LeastSquaresState:
+    """Equations 17 and 18 for one row or several."""
+    return potter(state, F[:, 0], E[0]) if F.shape[1] == 1 else block(state, F, E)
 
 
 def add_by_qr(R: Tensor, Z: Tensor, Phi: Tensor, Y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -331,16 +305,24 @@ def attempt(
 ) -> LeastSquaresState:
     """Learn Φ, Y by the route that suits their number, for |F|² up to `limit_of`."""
     n, p = Phi.shape
-    count = due(p, lam)
+    count, gathered, scale = due(p, lam), gathers(p, n, lam), lam**-0.5
     at = coordinates(p, count, cursor, F.device) if count else None
-    if gathers(p, n, lam):
-        return gather_with_ridge(state, F, E, lam, ridge, at, prior)
-    if is_block(state, n, lam):
-        return learn_block(state, F, E, lam, ridge, at, prior)
-    faded = fade(state, lam)
-    if faded is not state:
-        F, E = whiten(faded, Phi, Y)
-    return learn_rows(faded, F, E, ridge, at, prior)
+    if not (gathered or is_block(state, n, lam)):
+        faded = fade(state, lam)
+        if faded is not state:
+            F, E = whiten(faded, Phi, Y)
+        return learn_rows(faded, F, E, ridge, at, prior)
+    left = state.ridge_left
+    if at is not None:
+        left = lam * left
+        f, e = ridge_rows(state.T, state.W, lacking(left, ridge, at), at, prior)
+        F, E, left = torch.cat([F, f], 1), torch.cat([E, e]), restored(left, ridge, at)
+    if gathered:
+        return gather(state, F, E, lam)._replace(ridge_left=left)
+    if at is not None:  # rows of zeros beside them, because products of odd sizes are slow on a GPU
+        padding = -F.shape[1] % 16 if F.is_cuda and F.shape[1] > 16 else 0
+        F, E = functional.pad(F * scale, (0, padding)), functional.pad(E, (0, 0, 0, padding))
+    return block(state._replace(energy=lam * state.energy), F, E, scale)._replace(ridge_left=left)
 
 
 def advance_counters(counters: list[float], p: int, n: int, samples: float, lam: float, size: float) -> list[float]:

@@ -149,14 +149,10 @@ class RLS(OwnsHead):
             self._held = HeldState(self._problem_for(held.problem.linear, self._choice), state, counters)
         return state, counters
 
-    def _backend_for(self, rows: int) -> Backend:
+    def _change_backend(self, rows: int) -> Backend:
         """The backend of an update of this many rows, which continues from the state of the one before."""
-        place = self._held.lies()
-        if not self._held.suits(rows, place):
-            state, counters = self._read()
-            self._held.change_backend(rows, place, state, counters)
-        backend: Backend = self._held.backend
-        return backend
+        state, counters = self._read()
+        return self._held.change_backend(rows, state, counters)
 
     def _take(self, state: LeastSquaresState, counters: Counters, choice: Choice | None = None) -> None:
         """Make this the state, with a choice of the ridge where one is given, and its W the weights of the head."""
@@ -235,7 +231,7 @@ class RLS(OwnsHead):
         if self._held.place != self._held.lies():
             self._read()
             if self._held.place:  # in other memory of the same device
-                self._backend_for(1)
+                self._change_backend(1)
         return self._held.eager().checkpoint(), self._choice
 
     def rollback(self, checkpoint: Any) -> None:
@@ -368,27 +364,25 @@ class RLS(OwnsHead):
             NotFinite: A value is NaN, infinite or too large; nothing was learned.
             ValueError: A shape is wrong; nothing was learned.
         """
-        linear, last = head_of(self), self._held.backend
+        linear = self.linear or head_of(self)  # an error
+        last = self._held.backend
         plain = sample_weight is None and last.is_plain(features, targets)
         if not plain:
             check_rows(linear, features, targets, sample_weight)
-        backend = self._backend_for(features.numel() // linear.in_features)
-        steps, lam = int(backend.counters[STEPS]), self.forgetting if self.forgets else 1.0
+        rows = features.numel() // linear.in_features
+        backend = self._held.backend_for(rows) or self._change_backend(rows)
+        lam = self.forgetting if self.forgets else 1.0
         given = features, targets, sample_weight, lam, plain and backend is last
-        starts, weighs = self._may_start(steps), sample_weight is not None or self._choice.unit != 1.0
-        if self.ridge == "evidence" and (starts or weighs or evidence.due(steps, steps + 1, lam)):
-            learned = self._learn_and_choose(backend, given, starts, weighs)
-        else:
-            learned = backend.learn(*given)
-        if not learned:
+        if not (self._learn_and_choose(backend, given) if self.ridge == "evidence" else backend.learn(*given)):
             raise explain_nonfinite(features, targets, linear)
 
-    def _learn_and_choose(
-        self, backend: Backend, given: tuple[Tensor, Tensor, Tensor | None, float, bool], starts: bool, weighs: bool
-    ) -> bool:
+    def _learn_and_choose(self, backend: Backend, given: tuple[Tensor, Tensor, Tensor | None, float, bool]) -> bool:
         """Learn samples, and choose the ridge where that is due, together. False: a value is not finite."""
         features, _, sample_weight, lam, _ = given
         steps, known, unit = int(backend.counters[STEPS]), float(backend.counters[SAMPLES]), self._choice.unit
+        starts, weighs = self._may_start(steps), sample_weight is not None or unit != 1.0
+        if not (starts or weighs or evidence.due(steps, steps + 1, lam)):
+            return backend.learn(*given)
         start, learned = self.checkpoint() if starts else None, False
 
         def write() -> None:
@@ -408,7 +402,7 @@ class RLS(OwnsHead):
 
     def _may_start(self, steps: int) -> bool:
         """Whether the features of these updates may tell with which ridge to start."""
-        return self.ridge == "evidence" and steps < evidence.FIRST and self._choice.ridge == evidence.START
+        return steps < evidence.FIRST and self._choice.ridge == evidence.START and self.ridge == "evidence"
 
     def _start_ridge(self, ridge: float) -> None:
         """Start with this ridge, where the features of all samples before were 0."""

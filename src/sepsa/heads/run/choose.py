@@ -16,6 +16,7 @@ import importlib
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -178,33 +179,26 @@ RECORDED_COPIES = 2048
 
 def records(state: LeastSquaresState, rows: int, forgetting: float) -> bool:
     """Whether an update of `rows` rows on a GPU is recorded as a CUDA graph: its extra matrices are small or none."""
-    allowed = _forced in (None, "graph")
-    return allowed and (len(state.T) <= RECORDED_COPIES or is_block(state, rows, forgetting))
+    return forced.get() in (None, "graph") and (len(state.T) <= RECORDED_COPIES or is_block(state, rows, forgetting))
 
 
 def choose(solver: str, case: UpdateSize) -> BackendRow:
     """The row of the table for `solver`, such as "least squares", that computes this case."""
-    rows = TABLE[solver]
+    rows, asked = TABLE[solver], forced.get()
     for row in rows:
-        if row.backend == _forced and row.able(case):
+        if row.backend == asked and row.able(case):
             return row
     return next(row for row in rows if row.able(case) and row.faster(case))
-
-
-def forced() -> str | None:
-    """The backend that `force` or SEPSA_BACKEND asks for."""
-    return _forced
 
 
 @contextlib.contextmanager
 def force(backend: str | None) -> Iterator[None]:
     """Compute by this backend, "torch", "compiled", "graph" or "triton", wherever it is able to; None: by the table."""
-    global _forced
-    before, _forced = _forced, _checked(backend)
+    before = forced.set(_checked(backend))
     try:
         yield
     finally:
-        _forced = before
+        forced.reset(before)
 
 
 def _checked(backend: str | None) -> str | None:
@@ -218,4 +212,5 @@ def _installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-_forced: str | None = _checked(os.environ.get("SEPSA_BACKEND") or None)
+_everywhere = _checked(os.environ.get("SEPSA_BACKEND") or None)
+forced: ContextVar[str | None] = ContextVar("forced", default=_everywhere)  # what `force` asks for
