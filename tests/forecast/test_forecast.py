@@ -176,16 +176,16 @@ def test_a_damaged_state_is_refused_by_its_name_and_changes_nothing():
     model = forecaster()
     model.prequential(series(300))
     good, before = model.state_dict(), copy.deepcopy(model.state_dict())
-    negative, huge, more = (lambda old: -old), (lambda old: 0 * old + 1e15), (lambda old: old + 1000)
+    negative, huge = (lambda old: -old), (lambda old: 0 * old + 1e15)
     for part, name, damage in (
         ("heads", "U", lambda old: np.full_like(old, np.nan)),
         *((part, name, negative) for part, name in (("heads", "D"), ("shared", "QUANTILES"), ("shared", "SCALE"))),
         ("stack", "D", lambda old: 0 * old),
         ("shared", "SCALE", lambda old: 0 * old + 1e-300),
         ("shared", "COUNTS", lambda old: old + 10**15),
-        ("exogenous", "TURN", lambda old: old - 1),
+        ("heads", "TURN", lambda old: old - 1000),
         *(("shared", name, huge) for name in ("SCALE", "LAGS", "SIZE")),
-        *((part, name, more) for part, name in (("heads", "FIRST"), ("shared", "JUDGED"))),
+        ("shared", "JUDGED", lambda old: old + 1000),
         ("stack", "PROFILE", huge),
         ("heads", "W", lambda old: old[:, :, :1]),
     ):
