@@ -139,11 +139,8 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
         self._learner, self.n_iter_ = committee, result.passes
         return result.predictions, Y[result.rows], weight[result.rows]
 
-    def _learn(self, X: Any, Y: Floats, weight: Floats, told: int, output_rows: Sequence[int] = ()) -> Floats:
-        """Learn rows in order; returns the predictions made before.
-
-        So many outputs are known, or told, before the first row; `output_rows` need one more each.
-        """
+    def _learn(self, X: Any, Y: Floats, weight: Floats, told: int) -> Floats:
+        """Learn rows in order; returns the predictions made before. So many outputs are known, or told, before them."""
         rows, new_inputs = self._numbers(X, Y)
 
         def new_learner(inputs: int, outputs: int) -> StreamLearner:
@@ -151,9 +148,7 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
             seed = check_random_state(self.random_state).randint(2**31 - 1)
             return self._new_learner(inputs, outputs, seed, names=self._input_names(inputs))
 
-        self._learner, before = learn_rows(
-            self._learner, new_learner, rows, Y, weight, new_inputs, output_rows, told, self._batch
-        )
+        self._learner, before = learn_rows(self._learner, new_learner, rows, Y, weight, new_inputs, told, self._batch)
         return before
 
     def _numbers(self, X: Any, Y: Floats, shuffled: bool = False) -> tuple[Any, Sequence[NewInput]]:

@@ -185,7 +185,6 @@ class StreamModel(Model, RiverOptions, base.Estimator):
 
     def _learn(self, names: Sequence[Hashable], X: Floats, outputs: Names, Y: Floats, w: Floats) -> None:
         """Learn rows in order, as one row after the other would."""
-        m = len(self._outputs)
         fixed = max(0, WARM_UP - (0 if self._learner is None else self._learner.rows))
         features, new, left_out = self._features.after(names, X, fixed, self.missing, self.max_features)
         if left_out and not self._ignores:
@@ -197,9 +196,9 @@ class StreamModel(Model, RiverOptions, base.Estimator):
                 stacklevel=4,
             )
         table = in_columns(names, X, features.names)
-        output_rows = [0] * (len(outputs) - m) if self._regression else (Y[:, m:] > 0).argmax(0).tolist()
+        told = len(outputs) if self._regression else 0
         with DeferredInterrupt():
-            learner, _ = learn_rows(self._learner, self._new_learner, table, Y, w, new, output_rows)
+            learner, _ = learn_rows(self._learner, self._new_learner, table, Y, w, new, told)
             self._take(_learner=learner, _features=features, _outputs=outputs)
         learner.tell(len(w))
 

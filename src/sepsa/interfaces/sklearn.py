@@ -28,7 +28,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sepsa.interfaces.estimator import FEW, StreamEstimator, check_sizes
 from sepsa.interrupt import DeferredInterrupt, lock_of, locked
 from sepsa.learner.calibration import arrived, follow, label_probabilities, no_losses, probabilities
-from sepsa.learner.growth import first_rows, indicators
+from sepsa.learner.growth import indicators
 from sepsa.learner.memory.parts import Floats
 from sepsa.learner.options import ClassifierOptions
 from sepsa.learner.rows import dense, row_parts
@@ -325,11 +325,12 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         if method not in ("predict", "predict_proba"):
             raise ValueError(f"method must be 'predict' or 'predict_proba', got {method!r}")
         with lock_of(self):
-            scores, losses, known = self._learn_labels(X, y, classes, sample_weight, method == "predict_proba")
+            scores, losses = self._learn_labels(X, y, classes, sample_weight, method == "predict_proba")
             names, outputs = self.classes_, self._columns
         if self._labels:
             return (scores > 0.5).astype(np.int64) if losses is None else label_probabilities(scores, losses)[..., 1]
-        scores, there = arrived(scores, known)[:, outputs], known > 0
+        scores = scores[:, outputs]
+        there = scores.max(1) > -np.inf
         if losses is None:
             best: Labels = names[scores.argmax(1)]
             best[~there] = {"O": "", "M": "NaT", "m": "NaT"}.get(best.dtype.kind, np.zeros((), best.dtype))
@@ -443,8 +444,8 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
 
     def _learn_labels(
         self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None, sample_weight: ArrayLike | None, asked: bool
-    ) -> tuple[Floats, Floats | None, NDArray[np.intp]]:
-        """Learn rows; returns for each the scores (n, outputs), the losses if `asked`, and the number of outputs."""
+    ) -> tuple[Floats, Floats | None]:
+        """Learn rows; returns for each the scores (n, outputs), and the losses if `asked`."""
         with DeferredInterrupt(), self._changed() as other:
             rows, Y, weight = other._check(X, y, sample_weight)
             if self.class_weight == "balanced":
@@ -454,30 +455,31 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
                 )
             weight = weight * self._class_weights(Y)
             if Y.ndim == 2:
-                told, output_rows = Y.shape[1], list[int]()
+                told = Y.shape[1]
                 if classes is not None and not np.array_equal(classes, other.classes_):
                     raise ValueError(f"classes must be None or 0 to {told - 1} for this y, got {classes!r}")
-                seen = np.full(len(Y), told)
             else:
                 if classes is not None:
                     other._add_classes(np.unique(classes))
                 told = len(other.classes_)
                 other._add_classes(Y)
-                outputs, count = other._columns[np.searchsorted(other.classes_, Y)], len(other.classes_)
-                Y, output_rows = indicators(outputs, count), first_rows(outputs, count)[told:].tolist()
-                seen = np.maximum(np.maximum.accumulate(outputs) + 1, told)  # outputs, the row's own among them
-            known = np.concatenate([[told], seen])[np.arange(len(Y)) // other._batch * other._batch]
+                outputs = other._columns[np.searchsorted(other.classes_, Y)]
+                Y = indicators(outputs, len(other.classes_))
             losses = other._calibration
-            scores = other._learn(rows, Y, weight, told, output_rows)
+            scores = other._learn(rows, Y, weight, told)
             if asked or other._losses is not None:
                 forgetting = 1.0 if self.forgetting == "auto" else self.forgetting
-                losses = follow(losses, arrived(scores, seen), Y, weight, forgetting)
+                seen = np.maximum(np.maximum.accumulate(Y.argmax(1)) + 1, told)  # outputs, the row's own among them
+                known = arrived(np.where(scores > -np.inf, scores, 0.0), seen)
+                losses = follow(losses, known, Y, weight, forgetting)
                 if other._losses is None:  # so that a call that asks goes on where another one ended, bit for bit
                     other._learner.engine.calibration_losses[:] = losses[-1]
                 else:
                     other._losses = losses[-1]
+            if self._learner is None and not told:
+                scores[: other._batch] = -np.inf  # no class was known
         self._learner.tell(len(Y))
-        return scores, losses[:-1] if asked else None, known
+        return scores, losses[:-1] if asked else None
 
     def _class_weights(self, labels: Labels) -> Floats:
         """The weight (n,) of each row by its class."""
@@ -510,7 +512,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         columns = np.empty(len(wider), np.intp)
         old = np.isin(wider, self.classes_)
         columns[old] = self._columns
-        first = first_rows(np.searchsorted(wider, labels), len(wider))[~old]
+        _, first = np.unique(labels[~np.isin(labels, self.classes_)], return_index=True)
         columns[~old] = len(self._columns) + first.argsort().argsort()
         self.classes_, self._columns = wider, columns
 

@@ -39,7 +39,6 @@ def learn_rows(
     Y: Floats,
     weight: Floats,
     new_inputs: Sequence[NewInput] = (),
-    output_rows: Sequence[int] = (),
     told: int = 0,
     batch: int = 1,
     learn: Callable[[Any, slice, Floats, Floats, Floats], Floats] = lambda learner, _, *rows: learner.learn(*rows),
@@ -47,20 +46,20 @@ def learn_rows(
     """The learner, or committee, after the rows of X, dense or CSR, and Y in order, and the predictions before each.
 
     It is the one given where nothing arrives and one call learns all rows or none; else a copy, or a new one for None.
-    `new_inputs` are in the order of their rows; `output_rows` are the rows that need one more output each, beside the
-    learner's and those up to the number `told` before the first row. What a row needs enters with its batch, the rows
-    of which are predicted by a copy without the new output: a prediction is 0 for an output that was not there yet.
-    `learn` learns the rows of a part, in which nothing arrives, and returns the predictions made before.
+    `new_inputs` are in the order of their rows. An output beside the learner's, and those up to the number `told`, is
+    needed from the first row on whose target is not 0. What a row needs enters with its batch, the rows of which are
+    predicted by a copy without the new output: a prediction is -∞ for an output that was not there yet. `learn` learns
+    the rows of a part, in which nothing arrives, and returns the predictions made before.
     """
     if learner is not None:
-        arrives = new_inputs or output_rows or told > learner.engine.outputs
+        arrives = new_inputs or Y.shape[1] > learner.engine.outputs
         if learner.learns_whole and isinstance(X, np.ndarray) and not arrives:
             return learner, learn(learner, slice(0, len(Y)), X, Y, weight)
         learner = learner.copy()
     new_inputs = [new._replace(row=new.row // batch * batch) for new in new_inputs]
-    output_rows = [row // batch * batch for row in output_rows]
     known_inputs, known = (0, 0) if learner is None else (learner.engine.inputs, learner.engine.outputs)
-    known, before, ahead = max(known, told), np.zeros(Y.shape), dict[int, Floats]()
+    known, before, ahead = max(known, told), np.full(Y.shape, -np.inf), dict[int, Floats]()
+    output_rows = ((Y[:, known:] != 0).argmax(0) // batch * batch).tolist()
     cuts = sorted({0, *(new.row for new in new_inputs), *output_rows})
     for start, stop in pairwise([*cuts, len(Y)]):
         inputs = sum(new.row <= start for new in new_inputs)
@@ -78,7 +77,8 @@ def learn_rows(
             made = learn(learner, rows, *of_learner(learner, part, Y[rows]), weight[rows])
             before[rows, : learner.engine.outputs] = made
     for start, made in ahead.items():
-        before[start : start + batch] = np.pad(made, [(0, 0), (0, Y.shape[1] - made.shape[1])])
+        before[start : start + batch, made.shape[1] :] = -np.inf
+        before[start : start + batch, : made.shape[1]] = made
     return learner, before
 
 
@@ -110,13 +110,6 @@ def class_codes(
         if label not in names and (most is None or len(names) < most):
             names[label] = len(names)
     return names, np.array([names.get(label, -1) for label in labels], np.intp)
-
-
-def first_rows(codes: NDArray[np.intp], count: int) -> NDArray[np.intp]:
-    """The first row (count,) of each class in the column numbers (n,); n for a class that has none."""
-    first = np.full(count, len(codes))
-    np.minimum.at(first, codes, np.arange(len(codes)))
-    return first
 
 
 def indicators(codes: NDArray[np.intp], count: int) -> Floats:

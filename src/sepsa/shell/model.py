@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sepsa.learner.calibration import arrived, probabilities
+from sepsa.learner.calibration import probabilities
 from sepsa.learner.columns.inputs import CLASS_MEANS, Inputs
 from sepsa.learner.columns.reader import Column
-from sepsa.learner.growth import class_codes, first_rows, indicators, learn_rows, saved_learner
+from sepsa.learner.growth import class_codes, indicators, learn_rows, saved_learner
 from sepsa.learner.learner import StreamLearner
 from sepsa.learner.memory.parts import Floats
 from sepsa.learner.options import RiverOptions
@@ -55,10 +55,9 @@ class Details(NamedTuple):
     def of_rows(self, learner: StreamLearner, X: Floats, classes: list[str]) -> list[Any]:
         """The pair (low, high), NaN while no error is known, or the dict of probabilities, for each row."""
         if self.probabilities:
-            scores = learner.predict(X)[:, : len(classes)]
             if not classes:
                 return [{} for _ in X]
-            shares = probabilities(scores, learner.engine.calibration_losses)
+            shares = probabilities(learner.predict(X), learner.engine.calibration_losses)
             return [dict(zip(classes, row, strict=True)) for row in shares.tolist()]
         assert self.intervals is not None
         mean, deviation = learner.predict_with_deviation(X)
@@ -130,9 +129,7 @@ class TableModel(TableOptions):
         names = list(self.classes)
         Y = indicators(labels, len(names)) if self.classify else target[:, None]
         X, new_inputs, warnings = self.inputs.learn(columns, Y)
-        old, first = 0 if self.learner is None else self.learner.engine.outputs, first_rows(labels, Y.shape[1])
-        arrivals, first[:old] = first[old:].tolist(), -1
-        kept, details = np.ones(rows, bool), dict[int, Any]()
+        kept, details, starts = np.ones(rows, bool), dict[int, Any](), self.learner is None
 
         def learn(learner: StreamLearner, some: slice, X: Floats, Y: Floats, weight: Floats) -> Floats:
             if asked is None:
@@ -141,26 +138,28 @@ class TableModel(TableOptions):
             before = np.zeros_like(Y)
             for i, row in enumerate(range(some.start, some.stop)):
                 if asked is not None and row not in details:  # a row that brings a class is first seen without it
-                    details[row] = asked.of_rows(learner, X[i : i + 1], names[: (first < row).sum()])[0]
+                    known = 0 if starts and not row else learner.engine.outputs
+                    details[row] = asked.of_rows(learner, X[i : i + 1], names[:known])[0]
                 try:
                     before[i] = learner.learn(X[i : i + 1], Y[i : i + 1])[0]
                 except NotFinite:
                     kept[row] = False
             return before
 
+        told = 0 if self.classify else 1
         self.learner, before = learn_rows(
-            self.learner, self._new_learner, X, Y, np.ones(rows), new_inputs, arrivals, learn=learn
+            self.learner, self._new_learner, X, Y, np.ones(rows), new_inputs, told, learn=learn
         )
         if said := self.learner.hardly_outliers:
             cure = "if these numbers are right, and --na-values where one such as -9999 means a missing value"
             warnings += self.inputs.said_once("bounded", f"{said}: give --loss squared {cure}")
         looked = [detail for row, detail in details.items() if kept[row]]
         if self.classify:
-            known = np.searchsorted(first, np.arange(rows))  # classes of earlier rows
-            labelled = labels, np.where(known > 0, arrived(before, known).argmax(1), -1)
+            before[: int(starts)] = -np.inf  # no class was known
+            chosen = np.where(before.max(1) > -np.inf, before.argmax(1), -1)
             spelled = [*names, UNKNOWN]
-            predictions: list[Any] = [spelled[k] for k in labelled[1][kept].tolist()]
-            errors = np.not_equal(*labelled).astype(float)
+            predictions: list[Any] = [spelled[k] for k in chosen[kept].tolist()]
+            errors = (chosen != labels).astype(float)
         else:
             predictions = before[kept, 0].tolist()
             errors = np.minimum(np.abs(before - Y)[:, 0], LARGEST_ERROR)
