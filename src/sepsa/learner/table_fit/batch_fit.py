@@ -35,6 +35,7 @@ from sepsa.learner.memory.parts import Floats
 from sepsa.learner.rows import row_parts
 from sepsa.learner.scales import moments, plausible, reciprocal
 from sepsa.learner.table_fit.committee import Committee
+from sepsa.learner.table_fit.progress import Progress
 from sepsa.learner.table_fit.stacking import Mixture
 from sepsa.validation import NotFinite
 
@@ -50,6 +51,7 @@ COMPARED = 500  # rows on which members are compared
 INFLATIONS = [2**k for k in range(17)]
 LARGEST_GROWTH = 16.0  # c φᵀBφ of a typical row: from there on the variance goes with φᵀBφ alone
 
+LONG = 5.0  # seconds after which a terminal has a bar: of the most passes, of which trials may save some
 MANY = 3000  # rows that experts other than the network learn once
 FORGET_EVERY = 8  # mini-batches, by λ⁸ at once: restoring the ridge each time costs a mini-batch or two
 RATE = 0.01
@@ -86,6 +88,7 @@ class Schedule(NamedTuple):
     batch: int | None = None  # None: by the number of rows
     visits: int = VISITS
     verbose: bool = False  # whether to print a line for each pass of the first learner, and one for each trial
+    progress: Progress | None = None  # of visits of rows
 
     def trials(self, rows: int, learners: int) -> list[int]:
         """The numbers of passes to try, so that all trials together visit no more rows than allowed."""
@@ -178,7 +181,8 @@ def fit(
     folds = folds[: math.ceil(ENOUGH / len(folds[-1])) if together else count]
     trials = schedule.trials(n, len(folds) + together) if early_stopping else [schedule.passes]
     experts = None if new_mixture is None else teach_experts(job, folds)
-    job = job._replace(folds=folds)
+    progress = Progress("sepsa: fit:", sum(n - len(fold) for fold in folds) * sum(trials), after=LONG)
+    job = job._replace(folds=folds, schedule=schedule._replace(progress=progress))
     trial, left_out = best_trial(job, experts, trials)
     members = trial.networks if experts is None else experts
     take_networks(members, trial.networks)
@@ -194,6 +198,7 @@ def fit(
     noise, inflation = likeliest(errors, leverages, left_out.weight)
     for member in members:
         member.engine.set_effective_samples(share, noise)
+    progress.finish()
     return FitResult(Committee(members, inflation), trial.passes, np.concatenate(folds), trial.means)
 
 
@@ -363,6 +368,8 @@ def train(
             before = learner.learn_pass(part, Y[some], weight[some], schedule.forgetting, FORGET_EVERY)
             if schedule.verbose:
                 loss += float(weight[some] @ ((before - Y[some]) ** 2 @ gain))
+        if schedule.progress is not None:
+            schedule.progress.advance(len(Y))
         if schedule.verbose:
             print(f"-- Pass {done + 1} of {schedule.passes}: squared error {loss / weight.sum():.4g} before learning")
     learner.engine.set_schedule(*after)
