@@ -20,7 +20,7 @@ from sepsa.heads.base.checks import (
 from sepsa.heads.base.head import OwnsHead, assign, head_of, shape_words
 from sepsa.heads.base.state_checks import read_ridges, read_solver
 from sepsa.heads.cross_entropy.math import mean_loss, probabilities_of, wrong_targets
-from sepsa.heads.least_squares.math import mean_squared_error
+from sepsa.heads.least_squares.math import MEAN, mse_loss
 from sepsa.heads.quasi_newton import LBFGSState, compact, curve, direction, moved, remember, step_size
 from sepsa.states import schema
 from sepsa.validation import at_least, in_range
@@ -183,7 +183,8 @@ class OnlineLBFGS(OwnsHead):
         labels = self.loss_name != "squared" and not targets.is_floating_point()
         check_outputs(outputs, targets, labels)
         if self.loss_name == "squared":
-            return mean_squared_error(outputs, targets)
+            loss: Tensor = mse_loss(outputs, targets, MEAN)
+            return loss
         return mean_loss(outputs, targets)
 
     @torch.no_grad()

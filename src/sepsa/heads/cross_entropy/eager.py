@@ -80,12 +80,12 @@ class TorchBackend:
             Phi, labels = block_rows(linear, features, before.dtype, large), targets.detach()
             if large and (state.A is not None or updates % TRY_AGAIN == 0):
                 for dtype in dict.fromkeys((Phi.dtype, before.dtype)):  # with the digits of the features, then with all
-                    rows, with_A = Phi.to(dtype), with_curvature(state)
+                    rows = Phi.to(dtype)
                     with product_precision(rows):
-                        block, *flags = look_large(with_A, before, rows, labels, sample_weight, settings)
+                        block, *flags = look_large(with_curvature(state), before, rows, labels, sample_weight, settings)
                     finite, lost = torch.stack(flags).tolist()
                     if not lost:
-                        return Learned.of(finish_large(with_A, block), settings, finite)
+                        return Learned.of(finish_large(block), settings, finite)
             rows, state = Phi.to(before.dtype), with_root(state)
             learn = learned_separately if separate else learned
             new, *flags = learn(state, before, rows, labels, sample_weight, settings)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sepsa.heads.cross_entropy.math import CrossEntropyState, effective_samples, floor, inverse_root
+from sepsa.heads.cross_entropy.math import CrossEntropyState, effective_samples, inverse_root, over_mean_share
 from sepsa.heads.least_squares.evidence import FIRST, MOST_CHANGE, is_near
 
 LEAST_SAMPLES, LEAST_UPDATES = 10.0, 1.0  # whose weight is the least ridge, the larger of the two
@@ -64,8 +64,7 @@ def evidence_of(state: CrossEntropyState, forgetting: float, bias: bool) -> Evid
     counts = [(updates, seen) for updates, seen in counts if updates and seen] or [(1.0, 0.0)]
     updates, seen = (sum(each) for each in zip(*counts, strict=True))
     total = sum(effective_samples(*count, p, forgetting) for count in counts)
-    unit = float(floor(torch.ones(()), K))
-    sample = numbers[2] / total / unit if total > 0 else 0.0
+    sample = numbers[2] / total / over_mean_share(K) if total > 0 else 0.0
     return Evidence(
         max(K - 1, 1) * numbers[0], numbers[1], sample, total / len(counts), seen / len(counts), seen / updates
     )
@@ -95,6 +94,6 @@ def first_ridge(features: Tensor, weight: Tensor | None, outputs: int) -> float 
     if not n > 0:
         return None
     curvature = 0.25 if outputs == 1 else 1 - 1 / outputs  # ω of (1)
-    sample = total / n * curvature / float(floor(torch.ones(()), outputs))
+    sample = total / n * curvature / over_mean_share(outputs)
     ridge = sample * max(LEAST_SAMPLES, LEAST_UPDATES * n)
     return ridge if SMALLEST < ridge < LARGEST else None

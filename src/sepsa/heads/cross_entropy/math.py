@@ -238,40 +238,15 @@ def is_large(p: int, n: int) -> bool:
     return SMALL < p <= LARGE * n
 
 
-class Joined(NamedTuple):
-    """The curvature that a large block of samples joins, and what else of the state changes with it."""
-
-    old: Tensor  # λA with the ridge that comes back
-    H: Tensor  # λA + ρM, with that ridge
-    s: Tensor  # (K,)
-    back: Tensor  # (p,): the ridge that comes back
-    shares: Tensor
-    ridge_left: Tensor
-    counters: Tensor
-
-
-def joined(state: CrossEntropyState, M: Tensor, U: Tensor, samples: Tensor, n: int, forgetting: float) -> Joined:
-    """(2) for n samples of this M = Φᵀ diag(ω) Φ, Σ U and Σ m; the state must have A."""
-    assert state.A is not None
-    lam, shares, s, rho = blended(state, U, U.sum(), samples, forgetting)
-    at, q, left = restored(state, lam, forgetting, n)
-    back = torch.zeros_like(left).scatter(0, at, q)
-    old = lam * state.A + torch.diag(back)
-    return Joined(old, old + rho * M, s, back, shares, left + back, counted(state, samples, len(at)))
-
-
 class LargeBlock(NamedTuple):
     """What `look_large` hands over to `finish_large`."""
 
+    new: CrossEntropyState  # the state after the block, but for A, and W, which is that of the head before
     old: Tensor  # λA with the ridge that comes back
     M: Tensor  # Φᵀ diag(ω) Φ
     G: Tensor  # the gradient, scaled by 1/s and by `size`
     root: Tensor  # the Cholesky factor of λA + ρM of unit diagonal
     size: Tensor  # the roots of its diagonal
-    W: Tensor
-    shares: Tensor
-    ridge_left: Tensor
-    counters: Tensor
 
 
 def look_large(
@@ -288,27 +263,31 @@ def look_large(
     is true where A with a unit diagonal has so small a pivot that rounding could decide it, or where the new weights
     could be very large; then another route learns. Where the flags allow it, all that follows is finite.
     """
+    assert state.A is not None
     G, M, U, samples, invalid = block_sums(W, Phi, targets, sample_weight, state.weights, settings.label_smoothing)
-    old, H, s, back, shares, ridge_left, counters = joined(state, M, U, samples, len(Phi), settings.forgetting)
+    lam, shares, s, rho = blended(state, U, U.sum(), samples, settings.forgetting)
+    at, q, left = restored(state, lam, settings.forgetting, len(Phi))
+    back, counters = torch.zeros_like(left).scatter(0, at, q), counted(state, samples, len(at))
+    old = lam * state.A + torch.diag(back)
+    H = old + rho * M
     size = H.diagonal().sqrt()
     G = G / s[:, None] + back * (W - state.prior)
     root = torch.linalg.cholesky_ex((H / (size[:, None] * size)).to(Phi.dtype)).L
-    block = LargeBlock(old, M, (G / size).to(Phi.dtype), root, size, W, shares, ridge_left, counters)
+    new = state._replace(W=W, shares=shares, ridge_left=left + back, counters=counters)
+    block = LargeBlock(new, old, M, (G / size).to(Phi.dtype), root, size)
     lost = ~(root.diagonal().min().square() > LOST_DIGITS[Phi.dtype])
     finite = ~invalid & (H.sum() + shares.sum() + counters[1]).isfinite()
     if torch.finfo(settings.head_dtype).max > 1e30:
         # A is at least its ridge, so that |step| <= |G| / ridge.
-        most = torch.linalg.vector_norm(W) + torch.linalg.vector_norm(G) / block.ridge_left.min()
+        most = torch.linalg.vector_norm(W) + torch.linalg.vector_norm(G) / new.ridge_left.min()
         return block, finite & most.isfinite(), lost | ~(most < 1e30)
-    return block, finite & finish_large(state, block).W.to(settings.head_dtype).isfinite().all(), lost
+    return block, finite & finish_large(block).W.to(settings.head_dtype).isfinite().all(), lost
 
 
-def finish_large(state: CrossEntropyState, block: LargeBlock) -> CrossEntropyState:
+def finish_large(block: LargeBlock) -> CrossEntropyState:
     """The state after a block that `look_large` has found good."""
-    W = block.W - torch.cholesky_solve(block.G.T, block.root).T / block.size
-    return state._replace(
-        W=W, shares=block.shares, ridge_left=block.ridge_left, counters=block.counters, A=block.old + block.M
-    )
+    step = torch.cholesky_solve(block.G.T, block.root).T / block.size
+    return block.new._replace(W=block.new.W - step, A=block.old + block.M)
 
 
 def block_sums(
@@ -464,9 +443,9 @@ def class_factors(shares: Tensor) -> Tensor:
     return min(len(shares), 2) * shares / shares.sum()
 
 
-def floor(ridge: Tensor, K: int) -> Tensor:
-    """The ridge (p,) as A has it: ridge/s̄."""
-    return ridge * max(K / 2, 1)
+def over_mean_share(K: int) -> float:
+    """1/s̄ for K outputs that share a curvature, by which A has a ridge."""
+    return max(K / 2, 1.0)
 
 
 def effective_samples(updates: float, seen: float, p: int, forgetting: float) -> float:

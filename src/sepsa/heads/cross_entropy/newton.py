@@ -21,7 +21,7 @@ from sepsa.heads.cross_entropy.math import (
     CrossEntropyState,
     UpdateSettings,
     effective_samples,
-    floor,
+    over_mean_share,
     start,
     with_ridge,
     with_root,
@@ -85,7 +85,8 @@ class NewtonHead(OwnsHead):
 
     def _ridges(self, linear: nn.Linear, W: Tensor, ridge: float) -> Tensor:
         """The `ridge` (p,) of a state for this setting."""
-        return floor(parameters.ridges(linear, ridge, self.bias_ridge, W), 1 if self.learns_partly else len(W))
+        each = parameters.ridges(linear, ridge, self.bias_ridge, W)
+        return each * over_mean_share(1 if self.learns_partly else len(W))
 
     def _start(self, linear: nn.Linear) -> None:
         W = parameters.start(linear, None)

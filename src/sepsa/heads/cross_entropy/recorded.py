@@ -93,7 +93,7 @@ class GraphBackend(TorchBackend):
 
         def finish(now: CrossEntropyState, work: tuple[LargeBlock, Tensor]) -> Found:
             block, good = work
-            return finish_large(now, block), now._replace(W=block.W), good
+            return finish_large(block), now._replace(W=block.new.W), good
 
         def store(found: Found) -> None:
             new, old, good = found

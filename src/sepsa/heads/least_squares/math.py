@@ -48,8 +48,9 @@ BASIS_LIMIT = 1e3
 # The largest relative error that `unlearn` may leave.
 UNLEARN_TOLERANCE = 1e-6
 
-_mse_loss: Any = torch.ops.aten.mse_loss.default
-_MEAN = 1  # the number by which it knows this reduction
+# `functional.mse_loss` of tensors of one shape. There an expansion to one shape takes as long as the loss.
+mse_loss: Any = torch.ops.aten.mse_loss.default
+MEAN = 1  # the number by which it knows this reduction
 
 
 def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -73,12 +74,6 @@ def triangular(C: Tensor, X: Tensor, upper: bool = False) -> Tensor:
     """C⁻¹X of a lower or upper C."""
     solution: Tensor = torch.linalg.solve_triangular(C, X, upper=upper)
     return solution
-
-
-def mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """`functional.mse_loss` of tensors of one shape. There an expansion to one shape takes as long as the loss."""
-    loss: Tensor = _mse_loss(outputs, targets, _MEAN)
-    return loss
 
 
 class LeastSquaresState(NamedTuple):

@@ -16,13 +16,24 @@ from torch import Tensor, nn
 from sepsa.heads.base import checks, health
 from sepsa.heads.base.checks import check_outputs, check_rows, explain_nonfinite
 from sepsa.heads.base.head import OwnsHead, head_of, shape_words
-from sepsa.heads.base.parameters import bias_words, commit, follow, ridges, samples, start, store
-from sepsa.heads.least_squares import delta, evidence, posterior
+from sepsa.heads.base.parameters import (
+    as_outputs,
+    bias_words,
+    commit,
+    follow,
+    ridges,
+    rows_to_predict,
+    samples,
+    start,
+    store,
+)
+from sepsa.heads.least_squares import delta, evidence
 from sepsa.heads.least_squares import math as least_squares
 from sepsa.heads.least_squares.delta import Delta
 from sepsa.heads.least_squares.evidence import Choice
 from sepsa.heads.least_squares.held_state import HeldState, without_pending
-from sepsa.heads.least_squares.math import SAMPLES, STEPS, LeastSquaresState
+from sepsa.heads.least_squares.math import MEAN, SAMPLES, STEPS, LeastSquaresState, mse_loss
+from sepsa.heads.least_squares.posterior import scaled
 from sepsa.heads.least_squares.state import RLSSettings, read_root, write_root
 from sepsa.heads.protocols import Posterior
 from sepsa.heads.run.choose import Backend, Counters, Problem
@@ -315,9 +326,13 @@ class RLS(OwnsHead):
             Predictions (..., out_features), or a `Posterior(mean, std)` of two such tensors.
         """
         linear, (state, counters) = head_of(self), self._read()
+        Phi, W = rows_to_predict(linear, features, state.W)
+        mean = as_outputs(linear, features, Phi @ W.T)
         if not return_std:
-            return posterior.predicted(linear, state, features)
-        return posterior.with_deviation(linear, state, counters, features, noise)
+            return mean
+        T, variance = scaled("return_std", state, counters, noise)
+        spread = 1 + (Phi @ T.T).square().sum(1, keepdim=True)
+        return Posterior(mean, as_outputs(linear, features, (spread * variance).sqrt()))
 
     @torch.no_grad()
     def sample(
@@ -333,7 +348,12 @@ class RLS(OwnsHead):
         Returns:
             Predictions (..., out_features).
         """
-        return posterior.drawn(head_of(self), *self._read(), features, noise, generator)
+        linear, (state, counters) = head_of(self), self._read()
+        Phi, W = rows_to_predict(linear, features, state.W)
+        T, variance = scaled("sample", state, counters, noise)
+        normal = torch.randn(W.shape, dtype=W.dtype, device=W.device, generator=generator)
+        weights = W + variance.sqrt()[:, None] * (normal @ T)  # rows of normal @ T have the covariance TᵀT
+        return as_outputs(linear, features, Phi @ weights.T)
 
     # ------------------------------------------------------------------ learning
 
@@ -348,8 +368,10 @@ class RLS(OwnsHead):
         Returns:
             A scalar.
         """
-        check_outputs(outputs, targets)
-        return least_squares.mean_squared_error(outputs, targets)
+        if outputs.shape != targets.shape:
+            check_outputs(outputs, targets)
+        loss: Tensor = mse_loss(outputs, targets, MEAN)
+        return loss
 
     def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
         """Learn samples as one block.
@@ -394,7 +416,8 @@ class RLS(OwnsHead):
                 if not learned and start is not None:
                     self.rollback(start)
             if int(backend.counters[STEPS]) > steps and weighs:
-                self._count_weights(unit, sample_weight, lam * known, features.numel() // features.shape[-1])
+                omega = (torch.ones(features.shape[:-1]) if sample_weight is None else sample_weight.detach()).double()
+                self._mix_units(lam * known, unit, float(omega.sum()), float(omega.square().sum()))
             self._choose_ridge(steps, lam)
 
         commit(write)
@@ -419,13 +442,10 @@ class RLS(OwnsHead):
         if found is not None:
             self._take(found, without_pending(counters), choice)
 
-    def _count_weights(self, unit: float, sample_weight: Tensor | None, known: float, rows: int) -> None:
-        """Note the unit of sample weights; `unit` was noted for samples before, of weight `known`."""
-        omega = torch.ones(rows) if sample_weight is None else sample_weight.detach()
-        total = known + float(omega.double().sum())
-        if total > 0:
-            squares = known * unit + float(omega.double().square().sum())
-            self._choice = self._choice._replace(unit=squares / total)
+    def _mix_units(self, known: float, unit: float, more: float, squares: float) -> None:
+        """Note the unit of sample weights, which was `unit` for a sum of `known`, after others of sum `more`."""
+        if known + more > 0:
+            self._choice = self._choice._replace(unit=(known * unit + squares) / (known + more))
 
     def _choose_ridge(self, earlier: int, lam: float) -> None:
         """Take the ridge and the prior of the largest evidence where that is due, after update number `earlier`."""
@@ -526,10 +546,7 @@ class RLS(OwnsHead):
             raise
         self._take(new, np.array([steps + learned.steps, seen + learned.samples, cursor, 0.0, 0.0]))
         if self.ridge == "evidence":
-            unit, total = self._choice.unit, seen + learned.samples
-            if total > 0:
-                squares = seen * unit + learned.samples * learned.unit
-                self._choice = self._choice._replace(unit=squares / total)
+            self._mix_units(seen, self._choice.unit, learned.samples, learned.samples * learned.unit)
             self._choose_ridge(int(steps), 1.0)
 
     def _at_bind(self) -> Problem:
