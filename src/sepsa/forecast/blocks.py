@@ -102,11 +102,6 @@ class BlockModel:
         return self.kept[..., : self.settings.series]
 
     @property
-    def E(self) -> Floats:
-        """The exogenous inputs of the last blocks."""
-        return self.kept[..., self.settings.series :]
-
-    @property
     def outliers(self) -> int:
         """The number of values that were dropped as implausible, and of blocks that the learner has bounded."""
         return self.dropped + (0 if self.learner is None else self.learner.outliers_)
@@ -302,7 +297,7 @@ class BlockModel:
             return made, quantiles
         left, given, ahead = slots[:reach], slots[: len(E)], np.full((H, q), np.nan)
         if block == self.newest:
-            ahead[:every] = self.E[-1][:H]
+            ahead[:every] = self.kept[-1, :H, m:]
         ahead[given[given < H]] = E[given < H]
         if self.blocks < LEAST:
             told = np.resize(self._before(block)[0][-1], (H, m)).T

@@ -88,18 +88,14 @@ class Clock:
             kinds = ("numbers", "dates")
             raise ValueError(f"time must be {kinds[self.dated]} as before, got {kinds[moments.dated]}")
 
-    def check_numbers(self, at: Floats) -> None:
-        """Raise a ValueError where the first times are dates written as numbers."""
-        if self.dated or len(self.first) > 1 or self.last or self.waiting:
-            return
-        if form := integer_dates(known := np.append(self.first, at)[:100]):
+    def check(self, at: Floats) -> None:
+        """Raise a ValueError where the first times are dates written as numbers, or times in UTC are newest first."""
+        begins = not (self.dated or len(self.first) > 1 or self.last or self.waiting)
+        if begins and (form := integer_dates(known := np.append(self.first, at)[:100])):
             raise ValueError(
                 f"times must be dates or seconds, got {known[0]:.0f}, a date without marks between its parts: convert "
                 f"them by pandas.to_datetime(..., format={form!r}), or subtract the first one if they are seconds"
             )
-
-    def check_order(self, at: Floats) -> None:
-        """Raise a ValueError for times in UTC that are newest first."""
         if len(at) > 1 and (np.diff(at) <= 0).all() and at[-1] < at[0]:
             raise ValueError(
                 f"times must be oldest first, got {len(at)} rows that are newest first, from "
@@ -114,18 +110,21 @@ class Clock:
 
     def place(self, at: float, rows: int) -> Place:
         """Move on to a row at this time, in UTC, after `rows` rows of the grid."""
+        if len(self.first) == SETTLED or rows >= HISTORY:
+            self.first = []
+        points = self._corrected(at, rows) if self.first else None
+        gaps, dropped = self._moved(at, rows)
+        return Place(gaps, dropped, points, self.grid)
+
+    def _moved(self, at: float, rows: int) -> tuple[tuple[int, ...], int]:
+        """Move on to a row; returns the gaps and the rows dropped of its place."""
         if self.last is None:
             if rows:
                 raise ValueError(
                     f"time must be given from the first row on or never, got {self.label(at)} after {rows}"
                 )
             self.first, self.last, self.grid = [at], 0, self.found(np.array([at]))
-            return Place((0,), grid=self.grid)
-        points = None
-        if self.first and (len(self.first) == SETTLED or rows >= HISTORY):
-            self.first = []
-        if self.first:
-            points = self._corrected(at, rows)
+            return (0,), 0
         if self.grid is None and at == self.first[-1]:  # a second row at the first time, before there is a step
             raise self._not_later(at, self.latest())
         point = self.index(at) if self.grid is not None else -1
@@ -133,11 +132,11 @@ class Clock:
         dropped = 0
         if self.waiting:
             if steps > leap(rows) and at > self.waiting[-1]:
-                return self._wait(at, rows, points)
+                return self._wait(at, rows), 0
             dropped, self.waiting = len(self.waiting), []
         if steps > leap(rows):
             self.waiting = [at]
-            return Place((), dropped, points, self.grid)
+            return (), dropped
         if steps < 0:
             raise ValueError(
                 f"time must be later than that of the last row, {self.latest()}, got {self.label(at)} (call "
@@ -150,7 +149,7 @@ class Clock:
             self.first.append(at)
             if self.told is not None and len(self.first) == FEW:
                 self._check_apart(self.first, 2)
-        return Place((steps - 1,), dropped, points, self.grid)
+        return (steps - 1,), dropped
 
     def _not_later(self, at: float, last: Any) -> ValueError:
         """The error for a second row at the time of the last one."""
@@ -161,8 +160,8 @@ class Clock:
             "step"
         )
 
-    def _wait(self, at: float, rows: int, points: Any) -> Place:
-        """Let a further row after a leap wait, until they confirm it."""
+    def _wait(self, at: float, rows: int) -> tuple[int, ...]:
+        """Let a further row after a leap wait, until they confirm it; returns their gaps then."""
         known = [self.index(one) for one in (*self.waiting, at)]
         if known[-1] == known[-2]:
             raise self._not_later(at, self.label(self.waiting[-1]))
@@ -172,10 +171,10 @@ class Clock:
         if len(known) <= CONFIRMED or apart.max() > leap(rows) or sparse:
             if len(known) == CONFUSED:
                 self._check_apart(self.waiting, 1)
-            return Place((), points=points, grid=self.grid)
+            return ()
         known = [self.last or 0, *known]
         self.first, self.last, self.waiting = [], known[-1], []
-        return Place(tuple(b - a - 1 for a, b in itertools.pairwise(known)), points=points, grid=self.grid)
+        return tuple(b - a - 1 for a, b in itertools.pairwise(known))
 
     def _check_apart(self, times: list[float], least: int) -> None:
         """Raise a ValueError for times that are all at least so many points apart."""

@@ -267,12 +267,9 @@ class SepSAForecaster(Saves):
             ValueError: `time` is not later than the last one, or names differ from those of earlier rows; nothing
                 changed.
         """
-        names, values = read_values(y)
-        inputs, given = read_inputs(x)
-        Y = Table(
-            in_order("y", self._names, names, values)[None], names, times=time if time is None else read_times([time])
-        )
-        X = Table(in_order("x", self._inputs if self._names else None, inputs, given)[None], inputs)
+        y, x, moments = read_values(y), read_inputs(x), None if time is None else read_times([time])
+        Y = Table(in_order("y", self._names, y)[None], list(y), times=moments)
+        X = Table(in_order("x", self._inputs if self._names else None, x)[None], list(x))
         with self._lock, DeferredInterrupt():
             self._take(Y, X)
 
@@ -464,7 +461,7 @@ class SepSAForecaster(Saves):
                 "is made when the block is complete"
             )
         if E is None:
-            rows = [in_order("xs", self._inputs, *read_inputs(x)) for x in xs or ()]
+            rows = [in_order("xs", self._inputs, read_inputs(x)) for x in xs or ()]
             E = np.array(rows).reshape(len(rows), len(self._inputs))
         self._check_ahead(len(E))
         made, quantiles = self._model.forecast(E)

@@ -140,32 +140,29 @@ def arranged(what: str, known: list[Hashable], table: Table) -> Floats:
         raise ValueError(f"{what} must have the {len(known)} columns of the first row, got {len(table.names)}")
     if table.names == known or table.names == list(range(len(known))):
         return table.values
-    in_order(what, known, table.names, [None] * len(known))
+    in_order(what, known, dict.fromkeys(table.names))
     return np.ascontiguousarray(table.values[:, [table.names.index(name) for name in known]])
 
 
-def read_values(y: Any) -> tuple[list[Hashable], list[Any]]:
-    """The names of the series and their values."""
-    if isinstance(y, Mapping):
-        return list(y), list(y.values())
+def read_values(y: Any) -> Mapping[Hashable, Any]:
+    """The values of the series by their names."""
     if isinstance(y, (Sequence, np.ndarray)) and not isinstance(y, str) and np.ndim(y) == 1:
-        return list(range(len(y))), list(y)
-    return [ONLY], [y]
+        return dict(enumerate(y))
+    return y if isinstance(y, Mapping) else {ONLY: y}
 
 
-def read_inputs(x: Mapping[Any, Any] | None) -> tuple[list[Hashable], list[Any]]:
-    """The names and values of exogenous inputs; dates, which River's data sets have among them, are left out."""
-    found = {name: value for name, value in (x or {}).items() if not isinstance(value, date)}
-    return list(found), list(found.values())
+def read_inputs(x: Mapping[Any, Any] | None) -> Mapping[Hashable, Any]:
+    """Exogenous inputs by their names; dates, which River's data sets have among them, are left out."""
+    return {name: value for name, value in (x or {}).items() if not isinstance(value, date)}
 
 
-def in_order(what: str, known: list[Hashable] | None, names: Sequence[Hashable], values: Sequence[Any]) -> Floats:
+def in_order(what: str, known: list[Hashable] | None, given: Mapping[Hashable, Any]) -> Floats:
     """Values in the order of the known names; NaN where there is none."""
-    known = list(names) if known is None else known
+    known = list(given) if known is None else known
     if not known and what == "y":
         raise ValueError("y must have the value of at least one series, got an empty one")
     row = np.full(len(known), np.nan)
-    for name, value in zip(names, values, strict=True):
+    for name, value in given.items():
         if name not in known:
             shown = ", ".join(map(repr, known[:10]))
             raise ValueError(f"{what} must have the names of the first row, {shown or 'none'}, got {name!r}")

@@ -76,8 +76,7 @@ class Window:
         if moments is None:
             return other, None
         clock.begin(moments)
-        clock.check_numbers(moments.seconds)
-        clock.check_order(moments.seconds)
+        clock.check(moments.seconds)
         rows, plan = self.rows, []
         for at in moments.seconds.tolist():
             place = clock.place(at, rows)
