@@ -585,7 +585,7 @@ def class_ridge(A, left, shares, W, prior, updates, seen, bias, forgetting, ridg
     if seen < 8 or distance <= 0 or row <= 0:
         return ridge
     least = row * max(10, seen / updates)
-    most = max(row * remembered, least)
+    most = max(2 * row * remembered, least)
     best = np.clip(kappa * max(K - 1, 1) * determined / distance, least, most)
     stays = least <= ridge <= most and ridge / 2 < best < 2 * ridge
     return ridge if stays else max(best, ridge / 1e4)

@@ -9,7 +9,7 @@ stationary where
 
 Outputs that learn separately have one ridge: Σ γ over Σ |W - W₀|², K - 1 = 1. The head takes κ ridge*: a body that
 learns below it fits the same samples. The ridge weighs at least as much as the samples of one update, and 10, because a
-Newton step must not follow one batch alone, and at most as much as the samples that A remembers: a sample weighs
+Newton step must not follow one batch alone, and at most twice as much as the samples that A remembers: a sample weighs
 
     mean_j (A_jj - ridge_j) / samples
 
@@ -28,6 +28,7 @@ from sepsa.heads.cross_entropy.math import CrossEntropyState, effective_samples,
 from sepsa.heads.least_squares.evidence import FIRST, MOST_CHANGE, is_near
 
 LEAST_SAMPLES, LEAST_UPDATES = 10.0, 1.0  # whose weight is the least ridge, the larger of the two
+MOST_REMEMBERED = 2.0  # times the weight of the samples that A remembers: the largest ridge
 SMALLEST, LARGEST = 1e-100, 1e100  # of what a head starts with
 
 
@@ -75,7 +76,7 @@ def best_ridge(found: Evidence, ridge: float, kappa: float) -> float:
     if not (found.seen >= FIRST and found.weights > 0 and found.sample > 0 and math.isfinite(sum(found))):
         return ridge
     least = found.sample * max(LEAST_SAMPLES, LEAST_UPDATES * found.rows)
-    most = max(found.sample * found.remembered, least)
+    most = max(MOST_REMEMBERED * found.sample * found.remembered, least)
     best = min(max(kappa * found.determined / found.weights, least), most)
     if least <= ridge <= most and is_near(best, ridge):
         return ridge
