@@ -222,11 +222,9 @@ class StreamModel(Model, RiverOptions, base.Estimator):
         if len(targets) != len(rows):
             raise ValueError(f"y must have one target for each of the {len(rows)} rows of X, got {len(targets)}")
         weights = read_weights(w, len(rows))
-        outputs, Y = self._read_targets(targets)
-        there = weights > 0
-        if not there.all():  # a row of weight 0 brings no feature and no class
-            outputs, Y = self._read_targets([target for target, kept in zip(targets, there, strict=True) if kept])
-        if there.any():
+        there = np.flatnonzero(weights > 0)  # a row of weight 0 brings no feature and no class
+        if there.size:
+            outputs, Y = self._read_targets([targets[i] for i in there.tolist()])
             self._learn(names, rows[there], outputs, Y, weights[there])
 
     @locked
