@@ -34,8 +34,8 @@ def new_mixture(seed):
 
 def fitted(X, Y, *, new=new_learner, mixture=None, early_stopping=False, together=False, threads=2, **schedule):
     table, schedule = batch_fit.Table(X, Y, np.ones(len(X))), batch_fit.Schedule(**{"passes": 3} | schedule)
-    options = {"early_stopping": early_stopping, "together": together, "threads": threads, "new_mixture": mixture}
-    return batch_fit.fit(new, table, schedule, rng=np.random.RandomState(0), **options)
+    job = batch_fit.Job(new, mixture, table, schedule, threads, np.random.RandomState(0))
+    return batch_fit.fit(job, early_stopping, together)
 
 
 @pytest.mark.parametrize("together", [False, True])

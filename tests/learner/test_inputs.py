@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import pickle
+import zoneinfo
 
 import numpy as np
 import pandas as pd
@@ -20,7 +21,7 @@ from sepsa import SepSAClassifier, SepSARegressor
 from sepsa.learner import rows
 from sepsa.learner.columns import frame as frames
 from sepsa.learner.columns import inputs
-from sepsa.learner.columns.reader import Column
+from sepsa.learner.columns.reader import Column, column_of_objects
 from sepsa.shell.cells import RowBlock
 from sepsa.shell.model import TableModel
 
@@ -98,7 +99,7 @@ def few_indicators(monkeypatch):
 def test_a_column_of_many_texts_gets_the_mean_of_the_targets_before_each_row(few_indicators):
     """Two texts get an indicator with their first row, two with their second; the fifth brings the column's mean."""
     X, y = many_texts()
-    encoder = frames.FrameEncoder(list(X))
+    encoder = frames.FrameEncoder(list(X), X.shape[1])
     rows, new, said = encoder.learn(encoder.read(X, first=True), y[:, None])
     assert ["'shop' has more than 4 different texts" in text for text in said] == [True]
     shops, seen, named = X["shop"].tolist(), [], []
@@ -123,7 +124,7 @@ def test_a_column_of_many_texts_gets_the_mean_of_the_targets_before_each_row(few
             sums[shop], counts[shop] = sums.get(shop, 0.0) + y[i], counts.get(shop, 0) + 1
             targets.append(y[i])
     assert [name for name in encoder.names if "=" in name] == [f"shop={shop}" for shop in named]
-    again = frames.FrameEncoder.of_state(encoder.state_dict(), 1, "encoder")
+    again = frames.FrameEncoder.of_state(list(X), encoder.state_dict(), 1, "encoder")
     np.testing.assert_array_equal(again.encode(again.read(X), len(X)), encoder.encode(encoder.read(X), len(X)))
     unknown = encoder.read(X[:1].assign(shop="never seen"))
     assert encoder.encode(unknown, 1)[0, encoder.names["shop:mean"]] == pytest.approx(np.mean(targets))
@@ -157,7 +158,7 @@ def test_the_division_into_frames_does_not_matter(kind, rows, few_indicators):
 )
 def test_identifiers_are_hinted_in_the_same_words(texts, hinted):
     parts = [pd.DataFrame({"id": texts[k:]}) for k in range(2)]
-    encoders = [frames.FrameEncoder(["id"]) for _ in parts]
+    encoders = [frames.FrameEncoder(["id"], 1) for _ in parts]
     pairs = zip(encoders, parts, strict=True)
     said = [each.learn(each.read(part, first=True), np.zeros((len(part), 1)))[2] for each, part in pairs]
     assert said[0] == said[1]  # Python shows a warning once where its words are the same, as in the folds of a search
@@ -440,3 +441,9 @@ def test_cells_that_cannot_be_encoded_are_named(words):
         with pytest.raises(ValueError, match=words):
             learn(bad, y if len(bad) else y[:0])
     assert not hasattr(model, "n_features_in_")
+
+
+def test_the_second_hour_of_a_night_when_clocks_go_back_is_another_time():
+    zone = zoneinfo.ZoneInfo("Europe/Berlin")
+    times = [datetime.datetime(2026, 10, 25, 2, 30, fold=fold, tzinfo=zone) for fold in (0, 1)]
+    assert np.diff(column_of_objects(times).times).tolist() == [3600.0]

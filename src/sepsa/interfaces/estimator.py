@@ -113,8 +113,9 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
             Y = np.clip(Y, -HUGE, HUGE)
         options: dict[str, Any] = {"tells": False} | ({} if even else {"loss": "squared"})
         new_learner = partial(self._new_learner, X.shape[1], Y.shape[1], for_fit=True, **options)
-        result = batch_fit.fit(
+        job = batch_fit.Job(
             partial(new_learner, body="fourier"),
+            new_learner if body_of(self.body, layers) == "experts" else None,
             batch_fit.Table(X, Y, weight),
             batch_fit.Schedule(
                 passes=at_least("max_iter", self.max_iter, 1),
@@ -124,13 +125,11 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
                 visits=int(batch_fit.VISITS * speed),
                 verbose=bool(self.verbose),
             ),
-            early_stopping=self.early_stopping,
-            together=not layers,  # then the body does not learn
-            threads=cpu_count(),
-            rng=check_random_state(self.random_state),
-            new_mixture=new_learner if body_of(self.body, layers) == "experts" else None,
-            robust=robust,
+            cpu_count(),
+            check_random_state(self.random_state),
+            robust,
         )
+        result = batch_fit.fit(job, self.early_stopping, together=not layers)  # then the body does not learn
         committee = result.committee
         for member in committee.members:
             member.order = order
@@ -194,7 +193,7 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
         names = getattr(self, "feature_names_in_", None)
         if encoder is None:
             means = self._means(sum(np.asarray(y).shape[1:2]) or 1)
-            encoder = FrameEncoder([f"x{i}" for i in range(X.shape[1])] if names is None else sorted(names), means)
+            encoder = FrameEncoder(names, X.shape[1], means)
         elif learn:
             encoder = deepcopy(encoder)
         self._encoder = encoder
@@ -280,7 +279,7 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
             "learner": self._learner.state_dict(),
             "feature_names": None if names is None else [str(name) for name in names],
             "n_iter": getattr(self, "n_iter_", None),
-            **({} if self._encoder is None else {"encoder": self._encoder.state_dict()}),
+            "encoder": None if self._encoder is None else self._encoder.state_dict(),
             **self._extra_state(),
         }
 
@@ -294,14 +293,14 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
             ValueError: An entry is missing or wrong; the message names it and nothing changed.
         """
         with self._changed(anew=True) as other:
-            keys = {"estimator", "learner", "feature_names", "n_iter", *self._EXTRA}
-            new = schema.read("state_dict", state_dict, keys, optional={"encoder"})
+            keys = {"estimator", "learner", "feature_names", "n_iter", "encoder", *self._EXTRA}
+            new = schema.read("state_dict", state_dict, keys)
             new.equal("estimator", type(self).__name__)
             saved, names = new.mapping("learner"), new["feature_names"]
             if names is not None and not all(isinstance(name, str) for name in new.items("feature_names").values):
                 raise new.damaged("feature_names", "texts", names)
             fitted = "members" in saved.values  # by `fit`, a committee
-            options: dict[str, Any] = {} if "encoder" in state_dict else {"names": names or ()}
+            options: dict[str, Any] = {} if new["encoder"] is not None else {"names": names or ()}
             if fitted:  # the loss that `fit` has used depends on the weights of its rows
                 options["loss"] = one_of(saved.path("loss"), saved.values.get("loss"), ("huber", "squared"))
             learner: Any = self._new_learner(1, 1, seed=0, for_fit=fitted, **options)
@@ -309,14 +308,11 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
             learner.load_state_dict(saved.values, saved.name)
             inputs, outputs = learner.engine.inputs, learner.engine.outputs
             columns = inputs
-            if "encoder" in state_dict:
-                encoder = FrameEncoder.of_state(new["encoder"], self._means(outputs), new.path("encoder"))
+            if new["encoder"] is not None:
+                encoder = FrameEncoder.of_state(names, new["encoder"], self._means(outputs), new.path("encoder"))
                 if len(encoder.names) != inputs:
                     raise new.damaged("encoder", f"one of {inputs} inputs", len(encoder.names))
-                columns, known = len(encoder.kinds), [*encoder.kinds]
-                if sorted(names or [f"x{i}" for i in range(columns)]) != sorted(known):
-                    raise new.damaged("feature_names", f"the names of {columns} columns", names)
-                other._encoder = encoder
+                other._encoder, columns = encoder, len(encoder.kinds)
             elif not fitted:
                 learner.names = names or range(inputs)
             other._learner, other.n_features_in_ = learner, columns

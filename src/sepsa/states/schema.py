@@ -136,13 +136,11 @@ class Entries:
         return Entries(self.path(key), list(value))
 
 
-def read(
-    name: str, value: object, keys: Set[str], owner: str = "this version", optional: Set[str] = frozenset()
-) -> Entries:
-    """The entries of a dict of these keys, and maybe `optional` ones, but no others; `owner` is what saves it."""
+def read(name: str, value: object, keys: Set[str], owner: str = "this version") -> Entries:
+    """The entries of a dict of these keys, and no others; `owner` is what saves it."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{name} must be a dict, got {type(value).__name__}")
-    missing, extra = sorted(keys - set(value)), sorted(map(str, set(value) - keys - optional))
+    missing, extra = sorted(keys - set(value)), sorted(map(str, set(value) - keys))
     if missing or extra:
         raise ValueError(
             f"{name} has other entries than {owner} saves: missing {missing}, unexpected {extra}: it was saved by "

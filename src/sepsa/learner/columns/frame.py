@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import date
 from typing import Any
 
@@ -20,17 +20,19 @@ NAMES = {TEXT, CATEGORY}
 
 
 class FrameEncoder(Inputs):
-    """The columns of a DataFrame, what each holds, and the inputs that encode them, in the order of `columns`.
+    """The columns of a DataFrame, what each holds, and the inputs that encode them, in the order of their `names`.
 
-    `means` is the number of targets whose means are inputs for a column of many texts.
+    There are `count` columns, called x0, x1, ... where `names` is None. `means` is the number of targets whose means
+    are inputs for a column of many texts.
     """
 
     # What a user of pandas can do, in warnings.
     drop, numbers, dates = "drop it", "convert it to numbers", "convert it by pandas.to_datetime(..., format={})"
     mixed, tells_dates = "", False
 
-    def __init__(self, columns: Sequence[str], means: int = 1) -> None:
+    def __init__(self, names: Iterable[str] | None, count: int, means: int = 1) -> None:
         super().__init__(CATEGORIES, means)
+        columns = [f"x{i}" for i in range(count)] if names is None else sorted(names)
         self.kinds: dict[str, str | None] = dict.fromkeys(columns)  # None: no value has come yet
         if len(self.kinds) < len(columns):
             twice = next(name for i, name in enumerate(columns) if name in columns[:i])
@@ -45,19 +47,20 @@ class FrameEncoder(Inputs):
         return {name: column for name, (_, column) in found.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"columns": list(self.kinds), "kinds": list(self.kinds.values())}
+        return super().state_dict() | {"kinds": list(self.kinds.values())}
 
     @classmethod
-    def of_state(cls, state: Any, means: int, entry: str) -> FrameEncoder:
+    def of_state(cls, names: Sequence[str] | None, state: Any, means: int, entry: str) -> FrameEncoder:
         """The encoder that continues from the result of `state_dict`; ValueError where that is damaged."""
-        new = schema.read(entry, state, set(cls(()).state_dict()))
-        columns = new.texts("columns")
-        kinds = new.items("kinds", len(columns)).values
-        if not columns or not all(kind is None or kind in KINDS for kind in kinds):
+        new = schema.read(entry, state, set(cls((), 0).state_dict()))
+        kinds = new.items("kinds", None if names is None else len(names)).values
+        if not kinds or not all(kind is None or kind in KINDS for kind in kinds):
             raise new.damaged("kinds", f"each one of {', '.join(KINDS)}", kinds)
-        out = cls(columns, means)
-        out.kinds = dict(zip(columns, kinds, strict=True))
+        out = cls(names, len(kinds), means)
+        out.kinds = dict(zip(out.kinds, kinds, strict=True))
         out._load(new)
+        if not out.cells.keys() <= out.kinds.keys():
+            raise new.damaged("cells", f"of columns among {', '.join(out.kinds)}", ", ".join(out.cells))
         return out
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
@@ -100,18 +100,18 @@ class Job(NamedTuple):
     """What the steps of a fit share.
 
     `new_network` makes a learner with a network alone, and `new_mixture`, if there are other experts, one with the same
-    network and them; both have the options for learning after the fit. `robust` bounds the errors on rows left out. The
-    result does not depend on the number of `threads`.
+    network and them; both have the options for learning after the fit. `robust` bounds the targets of rows left out.
+    The result does not depend on the number of `threads`.
     """
 
     new_network: NewLearner
     new_mixture: NewLearner | None
     table: Table
-    robust: bool
-    folds: list[Fold]
     schedule: Schedule
     threads: int
     rng: np.random.RandomState
+    robust: bool = False
+    folds: Sequence[Fold] = ()
 
     def of_passes(self, passes: int) -> Job:
         """The same with this number of passes."""
@@ -150,26 +150,14 @@ class Trial(NamedTuple):
         return self.error < LOWER * before.error or self.alone < LOWER_ALONE * before.alone
 
 
-def fit(
-    new_network: NewLearner,
-    table: Table,
-    schedule: Schedule,
-    *,
-    early_stopping: bool,
-    together: bool,
-    threads: int,
-    rng: np.random.RandomState,
-    new_mixture: NewLearner | None = None,
-    robust: bool = False,
-) -> FitResult:
-    """A committee trained on a table.
+def fit(job: Job, early_stopping: bool, together: bool) -> FitResult:
+    """A committee trained on the table of a job without folds.
 
-    `new_network` and `new_mixture` are those of a `Job`. `together` trains one learner on all rows once the folds have
-    decided passes and weights: for a body that does not learn. With `robust`, errors on rows left out are those to
-    bounded targets.
+    `together` trains one learner on all rows once the folds have decided passes and weights: for a body that does not
+    learn.
     """
+    table, schedule, rng = job.table, job.schedule, job.rng
     n = len(table.Y)
-    job = Job(new_network, new_mixture, table, robust, [], schedule, threads, rng)
     if n == 1:
         (learner,) = trained_on_all(job.of_passes(1))
         learner.engine.set_effective_samples(float(table.weight.sum()), learner.noise_variance())
@@ -180,7 +168,7 @@ def fit(
     share = float(table.weight.sum()) * (1.0 if together else 1 - 1 / len(folds))
     folds = folds[: math.ceil(ENOUGH / len(folds[-1])) if together else count]
     trials = schedule.trials(n, len(folds) + together) if early_stopping else [schedule.passes]
-    experts = None if new_mixture is None else teach_experts(job, folds)
+    experts = None if job.new_mixture is None else teach_experts(job, folds)
     progress = Progress("sepsa: fit:", sum(n - len(fold) for fold in folds) * sum(trials), after=LONG)
     job = job._replace(folds=folds, schedule=schedule._replace(progress=progress))
     trial, left_out = best_trial(job, experts, trials)
