@@ -1,8 +1,6 @@
 """The captured update of `SoftmaxNewton` as a few Triton kernels; symbols and equations as in `cross_entropy.math`.
 
-A block is that of `run.triton.block`, whose rows get ω and ρ of (1) and (2) in a kernel before. One sample, and one
-coordinate that gets its ridge back, change W and T in the columns of Z, from the 2 x 2 matrix I + DMD: three kernels in
-all.
+A block is that of `run.triton.block`, whose rows get ω and ρ of (1) and (2) in a kernel before.
 """
 
 from __future__ import annotations
@@ -19,18 +17,7 @@ from sepsa.heads.cross_entropy.math import FADE, TOLERANCE
 from sepsa.heads.least_squares.math import PRODUCT_LIMIT
 from sepsa.heads.run.triton.block import judge, multiply, project, step, write_rows
 from sepsa.heads.run.triton.finish import finish
-from sepsa.heads.run.triton.tiles import (
-    coordinate,
-    load,
-    load_transposed,
-    load_vector,
-    positions,
-    readable,
-    store,
-    store_head,
-)
-
-_COLUMNS = 8
+from sepsa.heads.run.triton.tiles import coordinate, load, load_transposed, load_vector, readable
 
 
 @triton.jit
@@ -120,67 +107,19 @@ def _look(
         )  # fmt: skip
 
 
-@triton.jit
-def _learn_one(
-    Z, projected, scale, E, numbers, flag, weight, bias, p, K, k,
-    HAS_BIAS: constexpr, BLOCK_R: constexpr, BLOCK_C: constexpr = _COLUMNS,
-):  # fmt: skip
-    """One sample and one coordinate, f and g as T/√λ sees them: W and T in these columns, and the head takes W."""
-    r = tl.arange(0, BLOCK_R)
-    rows = p + K
-    is_T, is_W = r < p, (r >= p) & (r < rows)
-    finite, root, inflation = tl.load(flag), tl.load(numbers), tl.load(numbers + 1)
-    f = load_vector(projected, 2 * r, is_T) * tl.load(scale)
-    g = load_vector(projected + 1, 2 * r, is_T) * tl.load(scale + 1)
-    f, g = tl.where(finite, f, 0.0), tl.where(finite, g, 0.0)
-    ff, fg, gg = tl.sum(f * f), inflation * tl.sum(f * g), tl.sum(g * g)
-
-    # (2): X = D(I + DMD)⁻¹E, where D inflates the sample and not the coordinate
-    e, pull = load_vector(E, r - p, is_W), load_vector(E + K, r - p, is_W)
-    inflated = 1.0 + inflation * inflation * ff
-    over = 1.0 / (inflated * (1.0 + gg) - fg * fg)
-    of_f = ((1.0 + gg) * e - fg * pull) * (inflation * over)
-    of_g = (inflated * pull - fg * e) * over
-
-    # T: Potter's update twice, h what the first makes of g
-    size = 1.0 + ff
-    beta = 1.0 / (size + tl.sqrt(size))
-    h = g - f * (fg / inflation * beta)
-    size = 1.0 + tl.sum(h * h)
-    gamma = 1.0 / (size + tl.sqrt(size))
-
-    c = positions(0, BLOCK_C)
-    tile = load(Z, p, r, c, r < rows, c < p)
-    tile *= tl.where(is_T, root, 1.0)[:, None]
-    u = tl.sum(f[:, None] * tile, axis=0)
-    v = tl.sum(g[:, None] * tile, axis=0)
-    w = tl.sum(h[:, None] * tile, axis=0) - tl.sum(f * h) * beta * u  # hᵀ of what the first makes of T
-    tile += (of_f - f * beta)[:, None] * u[None, :] + of_g[:, None] * v[None, :] - (h * gamma)[:, None] * w[None, :]
-    store(Z, p, r, c, tile, r < rows, c < p)
-    store_head(weight, bias, k, r - p, c, tile, is_W, HAS_BIAS)
-
-
 def learn(memory: Any, features: Tensor, targets: Tensor, settings: Tensor, c: int) -> tuple[Tensor, Any]:
     """Learn rows in a `CapturedSoftmax` and restore the ridge of c coordinates; `settings` are λ and the smoothing.
 
     Returns a flag (0-d), whether all values were valid, and what is left to `finish`.
     """
-    Z, now = memory.Z, memory.now
-    (rows, p), K, C = Z.shape, len(now.W), len(now.weights)
+    now = memory.now
+    (K, p), C = now.W.shape, len(now.weights)
     labels = not targets.is_floating_point()
     y = targets.long().contiguous() if labels else readable(targets)
     work = project(memory, features, c, now.counters[2])
-    one = work.r == 2  # whose W and T are updated without products
-    _look[(1, 1) if one else work.programs](
+    _look[work.programs](
         *(*work.rows, work.sizes, y, now.shares, now.counters, now.weights, settings, now.prior, now.ridge_left),
         *(now.ridge, memory.too_large, *work.made, work.n, work.r, p, K, C, work.parts, labels, C != K, *work.blocks),
     )
-    if one:
-        bias = memory.weight if memory.bias is None else memory.bias  # a pointer must be given, used or not
-        _learn_one[(triton.cdiv(p, _COLUMNS),)](
-            *(Z, work.projected, work.scale, work.E, work.numbers, work.flag, memory.weight, bias, p, K, memory.k),
-            *(memory.bias is not None, triton.next_power_of_2(rows)),
-        )
-        return work.flag, None
     step(memory, work)
     return work.flag, partial(finish, now.T, work)
