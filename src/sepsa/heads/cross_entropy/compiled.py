@@ -13,7 +13,7 @@ from sepsa.compiled import cross_entropy as kernels
 from sepsa.compiled.kernels import CALL as KERNEL
 from sepsa.compiled.least_squares import length_of
 from sepsa.heads.base.checks import own_parameters
-from sepsa.heads.cross_entropy.eager import Learned, Samples, TorchBackend
+from sepsa.heads.cross_entropy.eager import Samples, TorchBackend
 from sepsa.heads.cross_entropy.math import CrossEntropyState, with_root
 from sepsa.restoration import due
 
@@ -33,7 +33,7 @@ class CompiledBackend(TorchBackend):
         self._work: Any = np.empty(0)
         self._last: tuple[Any, list[int]] = None, []  # the state after the last update, and its addresses
 
-    def learn(self, state: CrossEntropyState, samples: Samples) -> Learned:
+    def learn(self, state: CrossEntropyState, samples: Samples) -> tuple[CrossEntropyState, bool]:
         """The state after an update, in memory of its own."""
         features, targets, sample_weight, settings, _ = samples
         if not type(features) is type(targets) is Tensor:
@@ -73,7 +73,7 @@ class CompiledBackend(TorchBackend):
         if not self._kernel(self._address, n):
             return super().learn(state, samples)
         self._last = new, made + known[5:]
-        return Learned.of(new, settings, True)
+        return new, True
 
 
 def plain(tensor: Tensor, dtype: torch.dtype) -> Tensor:

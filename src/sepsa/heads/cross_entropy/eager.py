@@ -44,19 +44,6 @@ class Samples(NamedTuple):
         return self.features.shape[:-1].numel()
 
 
-class Learned(NamedTuple):
-    """What an update has computed. Where it is not finite, nothing may be kept."""
-
-    state: CrossEntropyState
-    head: Tensor | None = None  # the weights that the head gets; None: it has them already
-    finite: bool = True
-
-    @classmethod
-    def of(cls, new: CrossEntropyState, settings: UpdateSettings, finite: bool) -> Learned:
-        """What the head gets of a new state."""
-        return cls(new, new.W.to(settings.head_dtype), finite)
-
-
 class TorchBackend:
     """Updates as pure functions of the state, which the solver holds."""
 
@@ -66,11 +53,11 @@ class TorchBackend:
         self.linear, self.dtype = linear, linear.weight.dtype
 
     def owns(self, state: CrossEntropyState) -> bool:
-        """Whether later updates write into the tensors of this state."""
+        """Whether later updates write into the tensors of this state, whose W the head has."""
         return False
 
-    def learn(self, state: CrossEntropyState, samples: Samples) -> Learned:
-        """The state after an update, of which nothing is stored; a backend with recordings may store it."""
+    def learn(self, state: CrossEntropyState, samples: Samples) -> tuple[CrossEntropyState, bool]:
+        """The state after an update, and whether it is finite. A backend with recordings may store a finite one."""
         features, targets, sample_weight, settings, updates = samples
         linear = self.linear
         with torch.autocast(linear.weight.device.type, enabled=False):
@@ -85,7 +72,7 @@ class TorchBackend:
                         block, *flags = look_large(with_curvature(state), before, rows, labels, sample_weight, settings)
                     finite, lost = torch.stack(flags).tolist()
                     if not lost:
-                        return Learned.of(finish_large(block), settings, finite)
+                        return finish_large(block), finite
             rows, state = Phi.to(before.dtype), with_root(state)
             learn = learned_separately if separate else learned
             new, *flags = learn(state, before, rows, labels, sample_weight, settings)
@@ -93,7 +80,7 @@ class TorchBackend:
             if too_large:
                 new, *flags = learn(state, before, rows, labels, sample_weight, settings, by_qr=True)
                 finite = bool(flags[0])
-            return Learned.of(new, settings, finite)
+            return new, finite
 
 
 def block_rows(linear: nn.Linear, features: Tensor, dtype: torch.dtype, large: bool) -> Tensor:

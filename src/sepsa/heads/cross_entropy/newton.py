@@ -131,10 +131,8 @@ class NewtonHead(OwnsHead):
 
     def _backend_for(self, linear: nn.Linear, rows: int) -> TorchBackend:
         """The backend of updates of this many rows outside of a captured step."""
-        weight, (K, p), last = linear.weight, self._state.W.shape, self._backend
-        kind = weight.device.type, self._state.W.dtype, p, K, rows
-        row = choose("cross-entropy", UpdateSize(*kind, head_dtype=weight.dtype, contiguous=weight.is_contiguous()))
-        fits = last is not None and last.name == row.backend and last.dtype == weight.dtype
+        last, row = self._backend, choose("cross-entropy", UpdateSize.of(linear, self._state.W, rows))
+        fits = last is not None and last.name == row.backend and last.dtype == linear.weight.dtype
         backend: TorchBackend = last if fits else row.load()(linear)
         return backend
 
@@ -167,15 +165,15 @@ class NewtonHead(OwnsHead):
             state, ridge = begun(self, rows[0], rows[2])
         samples = Samples(*rows, settings, updates)
         backend = self._backend_for(linear, samples.rows)
-        new = backend.learn(state, samples)
-        if not new.finite:
-            raise self._explain(*rows[:2], new.state.W)
-        state, head = new.state, new.head
+        new, finite = backend.learn(state, samples)
+        if not finite:
+            raise self._explain(*rows[:2], new.W)
+        state, owned = new, backend.owns(new)
         if by_evidence and due(updates, updates + 1, settings.forgetting):
-            state, ridge = chosen(self, state, ridge)
-            if state is not new.state:
-                state = state.copy() if backend.owns(new.state) else state  # recordings write into its tensors
-                head = state.W.to(linear.weight.dtype)
+            state, ridge = chosen(self, new, ridge)
+            if state is not new and owned:
+                state = state.copy()  # recordings write into its tensors
+        head = None if state is new and owned else state.W.to(linear.weight.dtype)  # else the head has them already
         assign(self, head, _state=state, _ridge=ridge, _updates=updates + 1, _backend=backend)
 
     def state_dict(self) -> dict[str, Any]:

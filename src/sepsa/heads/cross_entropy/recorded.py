@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sepsa.heads.base import parameters
-from sepsa.heads.cross_entropy.eager import Learned, Samples, TorchBackend, block_rows, product_precision
+from sepsa.heads.cross_entropy.eager import Samples, TorchBackend, block_rows, product_precision
 from sepsa.heads.cross_entropy.math import (
     CHUNK,
     CrossEntropyState,
@@ -51,16 +51,16 @@ class GraphBackend(TorchBackend):
         """Whether recordings write into the tensors of this state."""
         return self.recorder is not None and state.W is self.now.W
 
-    def learn(self, state: CrossEntropyState, samples: Samples) -> Learned:
+    def learn(self, state: CrossEntropyState, samples: Samples) -> tuple[CrossEntropyState, bool]:
         """Learn a large block without weights by its recording where there is one, and store its result."""
-        return self._replayed(state, samples) or super().learn(state, samples)
+        return (self.now, True) if self._replayed(state, samples) else super().learn(state, samples)
 
-    def _replayed(self, state: CrossEntropyState, samples: Samples) -> Learned | None:
+    def _replayed(self, state: CrossEntropyState, samples: Samples) -> bool:
         features, targets, sample_weight, settings, _ = samples
         n, recorder = samples.rows, self.recorder
         slow = n * len(state.weights) > CHUNK // 2  # arithmetic takes longer than launches
         if state.A is None or sample_weight is not None or slow or not is_large(state.W.shape[1], n):
-            return None
+            return False
         if recorder is None or recorder.place != parameters.place_of(self.linear):
             self.now, recorder = state.copy(), Recorder(self.linear, answers=2)
             self.recorder = recorder
@@ -68,7 +68,7 @@ class GraphBackend(TorchBackend):
         kind = Kind(n, features.dtype, shape, targets.dtype, settings)
         recording = recorder.find(kind, lambda: self._halves(recorder, kind))
         if recording is None:
-            return None
+            return False
         for mine, given in zip(recording.samples, (features, targets), strict=True):
             mine.copy_(given.detach().reshape(mine.shape))
         if state is not self.now:
@@ -76,7 +76,7 @@ class GraphBackend(TorchBackend):
                 getattr(self.now, name).copy_(getattr(state, name))
         with torch.cuda.device(recorder.device), DeferredInterrupt():
             finite, lost = recorder.look(recording, at_once=True)
-        return Learned(self.now) if finite and not lost else None
+        return bool(finite and not lost)
 
     def _halves(self, recorder: Recorder, kind: Kind) -> Halves:
         linear, device = self.linear, recorder.device

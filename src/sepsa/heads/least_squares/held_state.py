@@ -46,10 +46,7 @@ class HeldState:
 
     def row(self, rows: int) -> choose.BackendRow:
         """The backend of an update of this many rows, in the table."""
-        weight, prior = self.problem.linear.weight, self.problem.prior
-        kind = weight.device.type, prior.dtype, prior.shape[1], len(prior), rows
-        case = UpdateSize(*kind, head_dtype=weight.dtype, contiguous=weight.is_contiguous())
-        return choose.choose("least squares", case)
+        return choose.choose("least squares", UpdateSize.of(self.problem.linear, self.problem.prior, rows))
 
     def change_backend(self, rows: int, state: LeastSquaresState, counters: Counters) -> Backend:
         """Let the backend of an update of this many rows continue from this state."""

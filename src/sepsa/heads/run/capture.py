@@ -39,9 +39,7 @@ class CapturedHead:
         """Learn rows x (n, k) and the ridge of `count` coordinates by Triton, where that is chosen; whether all was
         finite (0-d). The update of T may be left to `finish`.
         """
-        (m, p), kind = self.W.shape, (x.device.type, self.Z.dtype)
-        case = UpdateSize(*kind, p, m, len(x), count, contiguous=self.weight.is_contiguous())
-        chosen = choose(f"captured {self.solver}", case)
+        chosen = choose(f"captured {self.solver}", UpdateSize.of(self.linear, self.W, len(x), count))
         if chosen.backend != "triton":
             return None
         finite: Tensor

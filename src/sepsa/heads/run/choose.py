@@ -90,11 +90,17 @@ class UpdateSize(NamedTuple):
     device: str
     dtype: torch.dtype  # of the solver's arithmetic
     width: int  # p, the features and the bias
-    outputs: int = 1
-    rows: int = 1
-    restored: int = 0  # coordinates that get their ridge back
-    head_dtype: torch.dtype = torch.float32
-    contiguous: bool = True  # the head's weight
+    outputs: int
+    rows: int
+    restored: int  # coordinates that get their ridge back
+    head_dtype: torch.dtype
+    contiguous: bool  # the head's weight
+
+    @classmethod
+    def of(cls, linear: nn.Linear, W: Tensor, rows: int, restored: int = 0) -> UpdateSize:
+        """That of an update of a head whose solver has W (m, p)."""
+        (m, p), weight = W.shape, linear.weight
+        return cls(weight.device.type, W.dtype, p, m, rows, restored, weight.dtype, weight.is_contiguous())
 
 
 class BackendRow(NamedTuple):
