@@ -76,7 +76,7 @@ class BlockModel:
         self.size: Floats = np.zeros((m, H))  # recent mean absolute errors,
         self.judged: Any = np.zeros((m, H), np.int64)  # and their number
         self.missed: Floats = np.zeros((1 + len(self.input_lags), 2, m, H))  # sums of errors and weights
-        self.learner: SepSARegressor | None = None
+        self.learner = SepSARegressor(random_state=settings.seed)  # which has learned so many blocks
         self.answer: tuple[Floats, Floats] | None = None  # the last row that it was asked for, and the forecasts
         self.table: list[tuple[Floats, Floats]] | None = [] if fit else None  # rows and targets that `fit` collects
         self.found: list[tuple[int, int, str]] = []  # series, point of the last row, and what is strange there
@@ -87,12 +87,12 @@ class BlockModel:
                 f"{MOST_INPUTS} inputs, got {every}, which makes {self.width}: give fewer lags, or longer steps"
             )
 
-    def copy(self, found: list[tuple[int, int, str]]) -> BlockModel:
-        """Another model in the same state, which adds what is strange to a list."""
+    def copy(self) -> BlockModel:
+        """Another model in the same state, which has found nothing strange."""
         other = copy(self)
-        other.found = found
+        other.found = []
         vars(other).update({name: getattr(self, name).copy() for name in ARRAYS})
-        if self.learner is not None:
+        if self.blocks:
             other.learner = shared(self.learner)
         return other
 
@@ -104,7 +104,7 @@ class BlockModel:
     @property
     def outliers(self) -> int:
         """The number of values that were dropped as implausible, and of blocks that the learner has bounded."""
-        return self.dropped + (0 if self.learner is None else self.learner.outliers_)
+        return self.dropped + (self.learner.outliers_ if self.blocks else 0)
 
     def fit_scales(self, Y: Floats, E: Floats) -> None:
         """The learner scales the rows."""
@@ -176,8 +176,7 @@ class BlockModel:
         """Learn the block whose last targets have come with the newest one."""
         self.closed = 1
         self._drop_implausible()
-        if max(self.blocks, len(self.table or ())) >= LEAST:
-            self._find_units()
+        self._find_units()
         touched, m = self.touched, self.settings.series
         targets, ahead = np.split(np.concatenate(self.kept[-touched:])[: self.settings.horizon], [m], 1)
         row, level = self._row(self.newest - touched + 1, ahead)
@@ -229,10 +228,9 @@ class BlockModel:
     def _learn(self, row: Floats, targets: Floats) -> None:
         """Let the learner learn a row of targets (H, m), and compare its forecast with the naive ones."""
         known, level = ~np.isnan(targets), row[-targets.shape[1] :]
-        if self.learner is None:
-            self.learner, filled = SepSARegressor(random_state=self.settings.seed), between(targets)
-        else:
-            filled = targets if known.all() else np.where(known, targets, self._answer(row).T)
+        filled = targets
+        if not known.all():
+            filled = np.where(known, targets, self._answer(row).T) if self.blocks else between(targets)
         self.answer = None
         made = self.learner.prequential(row[None], (filled - level).reshape(1, -1), [known.mean()])
         if self.blocks >= LEAST:
@@ -260,7 +258,6 @@ class BlockModel:
         rows, targets = (np.array(part) for part in zip(*table, strict=True))
         share = (~np.isnan(targets)).mean((1, 2))
         filled = np.array([between(each) for each in targets]) - rows[:, None, -targets.shape[2] :]
-        self.learner = SepSARegressor(random_state=self.settings.seed)
         learn = self.learner.partial_fit if len(rows) < FEW else self.learner.fit
         learn(rows, filled.reshape(len(rows), -1), share)
         deviation = self.learner.predict(rows[-1:], return_std=True)[1].reshape(targets.shape[1:]).T
@@ -312,7 +309,6 @@ class BlockModel:
 
     def _answer(self, row: Floats) -> Floats:
         """The learner's forecasts (m, H)."""
-        assert self.learner is not None
         if self.answer is None or not np.array_equal(self.answer[0], row, equal_nan=True):
             m, H = self.settings.series, self.settings.horizon
             self.answer = row, self.learner.predict(row[None]).reshape(H, m).T + row[-m:, None]
@@ -333,7 +329,7 @@ class BlockModel:
             "counts": [int(getattr(self, name)) for name in COUNTS],
             "start": self.settings.start,
             **{name: getattr(self, name).copy() for name in ARRAYS},
-            "learner": None if self.learner is None else self.learner.state_dict(),
+            "learner": self.learner.state_dict() if self.blocks else None,
         }
 
     def load_state_dict(self, state_dict: Any, entry: str) -> None:
@@ -356,9 +352,8 @@ class BlockModel:
         if (new["learner"] is None) != (self.blocks == 0):
             raise new.damaged("learner", f"that of {self.blocks} blocks", new["learner"])
         if new["learner"] is not None:
-            self.learner = learner = SepSARegressor(random_state=self.settings.seed)
-            learner.load_state_dict(new["learner"])
-            if learner.n_features_in_ != self.width or learner._target_shape != (self.size.size,):
+            self.learner.load_state_dict(new["learner"])
+            if self.learner.n_features_in_ != self.width or self.learner._target_shape != (self.size.size,):
                 raise new.damaged("learner", f"one of {self.width} inputs and {self.size.size} targets", "another")
 
 

@@ -211,11 +211,9 @@ class Clock:
         assert grid is not None
         if not fits and self.grid is not None and (at - known[0]) / grid.seconds() > 3 * count:
             return None  # a single time between two points makes no finer grid
-        if self.grid is not None and (grid.unit, grid.step) == (self.grid.unit, self.grid.step):
-            walls = [self.local(one) for one in (*self.first, at)]
-            off = max(abs(self.grid.at(self.grid.nearest(wall)) - wall) for wall in walls)
-            if grid.unit != MONTHS or grid == self.grid or off < DAY / 2:
-                return None  # else months turn out to be counted from their ends
+        same_step = self.grid is not None and (grid.unit, grid.step) == (self.grid.unit, self.grid.step)
+        if same_step and (grid.unit != MONTHS or grid == self.grid):
+            return None  # else months turn out to be counted from their ends
         other = self.copy()
         other.grid = grid
         points = np.array([other.index(one) for one in self.first])

@@ -386,7 +386,7 @@ class SepSAForecaster(Saves):
             self._names, self._inputs = table.names, inputs.names
             self._frame, self._column = table.frame, table.clock
         self._window = window
-        for series, point, what in window.found:
+        for series, point, what in window.model.found:
             at = f"row {point}" if self._clock.last is None else self._clock.ahead(point - self._clock.last)
             of = "" if self._flat else f" of {self._names[series]!r}"
             said += [

@@ -104,13 +104,13 @@ class ForecastModel:
     """Heads for every series and step, which learn rows; missing values are NaN."""
 
     first_rows = FIRST_ROWS  # which the window gives without outliers
+    found: Any = ()  # nothing is strange
     warm_up = 256  # rows until which all are learned again, after which scales follow the data by themselves
 
     def __init__(self, settings: Settings) -> None:
         layout = layout_of(settings)
         schema.check_memory("the forecaster", 8 * layout.size)
         self.settings, self.memory = settings, Memory(layout)
-        self.found: list[tuple[int, int, str]] = []  # nothing is strange
         self.part = self.memory.of("shared")
         self.memory.start()
         self._write_settings()
@@ -122,7 +122,7 @@ class ForecastModel:
         # Views of a row's every call.
         self._rows, self._address = self.part("COUNTS")["rows"], self._workspace.ctypes.data
 
-    def copy(self, found: list[tuple[int, int, str]]) -> ForecastModel:
+    def copy(self) -> ForecastModel:
         """Another model in the same state."""
         other = ForecastModel(self.settings)
         other.memory.vector[:] = self.memory.vector

@@ -41,14 +41,13 @@ def read_times(times: Any) -> Moments:
     Times without a zone are taken for UTC. Texts are read as ISO 8601, such as 2026-01-31T12:00; an offset in them is
     no zone.
     """
-    if hasattr(times, "to_timestamp") and not hasattr(times, "tz_localize"):  # a PeriodIndex
+    times = getattr(times, "array", times)  # of an index or a Series of pandas
+    if hasattr(times, "to_timestamp"):  # periods
         times = times.to_timestamp()
-    zone = getattr(times, "tz", None) or getattr(getattr(times, "dt", None), "tz", None)
-    zone = zone or getattr(getattr(times, "dtype", None), "time_zone", None)
-    if hasattr(times, "dt") and hasattr(times.dt, "tz_convert") and zone is not None:
-        times = times.dt.tz_convert("UTC").dt.tz_localize(None)
-    elif hasattr(times, "tz_convert") and zone is not None:
+    zone = getattr(times, "tz", None)
+    if zone is not None:
         times = times.tz_convert("UTC").tz_localize(None)
+    zone = zone or getattr(getattr(times, "dtype", None), "time_zone", None)  # of Polars
     values: Any = times.to_numpy() if hasattr(times, "to_numpy") else times
     if not isinstance(values, Iterable) or isinstance(values, str) or getattr(values, "ndim", 1) != 1:
         raise ValueError(f"times must be one for each row, got {schema.brief(values)}")

@@ -37,7 +37,6 @@ class Window:
         self.waiting: list[Floats] = []  # values and inputs of rows after a leap in time
         self.refused = 0  # of them
         self.fit = False  # whether blocks are learned together at the end of a call
-        self.found: list[tuple[int, int, str]] = []  # series, point of the last row, and what is strange there
 
     @property
     def rows(self) -> int:
@@ -47,13 +46,13 @@ class Window:
     def learned(self, rows: Rows, moments: Moments | None, fit: bool) -> tuple[Window, list[str]]:
         """A window that has learned further rows as well, and what is strange in them; this one stays as it is."""
         other, plan = self.placed(moments)
-        other.fit, other.found = fit, []
+        other.fit = fit
         # They share a model where one call of it, which cannot fail halfway, learns these rows.
         alone = plan is None or all(map(plain, plan))
         count = len(rows.Y) if plan is None else sum(sum(place.gaps) + 1 for place in plan)
         alone = alone and (self.rows >= HISTORY or self.rows + count < 1 << self.rows.bit_length())
         if self.model is not None and not (alone and self.settings.every == 1):
-            other.model = self.model.copy(other.found)
+            other.model = self.model.copy()
         if plan is None:
             other.clock.proceed(len(rows.Y))
             other.learn(rows)
@@ -175,7 +174,7 @@ class Window:
     def _relearn(self, rows: int) -> None:
         """Let a new model learn the first rows; the very first ones without their outliers."""
         self.seasons = self._found(rows)
-        self.model = model = self._new_model()
+        model = self._new_model()
         known, start = self._rows(self.first[:rows]), 0
         usual = trimmed(known.Y)
         model.fit_scales(usual, trimmed(known.E))
@@ -184,7 +183,8 @@ class Window:
             model.learn(known.part(start, stop))
             model.skip(skip)
             start = stop
-        model.found = self.found
+        model.found = [] if self.model is None else self.model.found  # what the first rows have is known
+        self.model = model
 
     def _found(self, rows: int) -> tuple[float, ...]:
         """The seasons to use from this number of rows on: of heads a longer one as soon as there are two of it."""
