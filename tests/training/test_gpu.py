@@ -1,6 +1,7 @@
 """The head and the optimizer where the model lies on a GPU."""
 
 import copy
+import gc
 import importlib.util
 import json
 import math
@@ -16,6 +17,7 @@ from torch.nn.utils import parametrize
 from sepsa import RLS, OnlineLBFGS, SepSA, SoftmaxNewton
 from sepsa.heads import PrecisionWarning
 from sepsa.heads.run.choose import force
+from sepsa.heads.run.record import recording
 from sepsa.ranks import exchange
 from third_party import CapturableLMS
 
@@ -648,6 +650,25 @@ def test_recordings_are_few_and_one_not_used_for_long_makes_room():
         solver.update(torch.randn(9, 20, device="cuda"), torch.randn(9, 2, device="cuda"))
     assert sorted(n for n, *_ in recorded) == [6, 7, 8, 9]
     assert solver.backend == "graph"
+
+
+def test_garbage_does_not_end_a_recording():
+    def recorded():
+        x = torch.zeros(4, device="cuda")
+        with recording(torch.cuda.Stream()) as graph:
+            x += 1
+        return graph, x
+
+    garbage = [recorded()]
+    garbage.append(garbage)
+    x = torch.zeros(4, device="cuda")
+    with recording(torch.cuda.Stream()) as graph:
+        del garbage
+        assert [[] for _ in range(10_000)]  # many new objects start a collection
+        x += 1
+    assert gc.isenabled()
+    graph.replay()
+    torch.testing.assert_close(x, torch.ones_like(x))
 
 
 def test_heads_give_the_recorded_answers():

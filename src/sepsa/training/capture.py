@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sepsa.heads import Capturable
+from sepsa.heads.run.record import recording
 from sepsa.ranks import exchange
 from sepsa.torch_internals import is_compile_error
 from sepsa.training.body_step import BodyStep, Loss
@@ -366,8 +367,7 @@ class DataSetGraphs:
         torch.cuda.current_stream().wait_stream(side)
 
     def _record(self, steps: int) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self.step.stream), self._rates_as_tensors():
+        with recording(self.step.stream) as graph, self._rates_as_tensors():
             for _ in range(steps):
                 self._iterate()
         return graph

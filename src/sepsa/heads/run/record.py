@@ -8,9 +8,11 @@ its third occurrence, after both halves have run on a copy of the state.
 from __future__ import annotations
 
 import functools
+import gc
 import threading
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +38,19 @@ def streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]
     return first, aside
 
 
+@contextmanager
+def recording(stream: torch.cuda.Stream, **options: Any) -> Iterator[torch.cuda.CUDAGraph]:
+    """Record the kernels of this context. No garbage is collected meanwhile: a graph in it would end the recording."""
+    graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, stream=stream, **options):
+            yield graph
+    finally:
+        if collects:
+            gc.enable()
+
+
 class Halves(NamedTuple):
     """What is recorded."""
 
@@ -54,12 +69,11 @@ class Recording:
 
     def __init__(self, halves: Halves, device: torch.device) -> None:
         self.samples, state, look, finish, store, _ = halves
-        self.look, self.finish = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         # Other threads may pin memory meanwhile.
         options: Any = {"stream": streams(device)[0], "capture_error_mode": "thread_local"}
-        with torch.cuda.graph(self.look, **options):
+        with recording(**options) as self.look:
             self._work = look(state)  # kept: the second graph reads it
-        with torch.cuda.graph(self.finish, pool=self.look.pool(), **options):
+        with recording(pool=self.look.pool(), **options) as self.finish:
             store(finish(state, self._work))
 
 
