@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -173,23 +174,6 @@ def is_near(best: float, ridge: float) -> bool:
     return not math.isfinite(best) or 1 / FACTOR < best / ridge < FACTOR
 
 
-def best_choice(
-    state: LeastSquaresState, initial: Tensor, choice: Choice, samples: float, r: float, kappa: float, bias: bool
-) -> Choice:
-    """The choice that follows from a state with the present one, which is returned itself where nothing changes."""
-    held, ridge = choice.scale.to(initial), choice.ridge / kappa
-    each = torch.full_like(state.ridge_left, ridge)
-    if bias:
-        each[-1] = state.ridge_left[-1]
-    state = with_ridge(state, initial * held, each, initial * held)
-    found = evidence_of(state, initial, held, samples, r, bias)
-    best = best_ridge(found, ridge, lambda: variances_of(state, samples, bias))
-    scale = torch.where((found.scale - held).abs() > MOVED, found.scale, held)
-    if best == ridge and torch.equal(scale, held):
-        return choice
-    return choice._replace(ridge=choice.ridge if best == ridge else kappa * best, scale=scale)
-
-
 def first_ridge(features: Tensor, weight: Tensor | None, dtype: torch.dtype) -> float:
     """The ridge with which a head in this dtype starts that learns these features (..., k) first."""
     x = features.detach().reshape(-1, features.shape[-1])
@@ -228,18 +212,28 @@ def best_state(
     bias: bool,
     ridge_of: Callable[[float], Tensor],
 ) -> tuple[LeastSquaresState, Choice]:
-    """The state with the choice that follows from it, over and over until that is the present one.
+    """The state with the choice that follows from it, over and over until that is the present one, which is returned
+    itself where nothing changes.
 
     `ridge_of` gives the ridges (p,) of the ridge of the weights.
     """
     for _ in range(ROUNDS):
-        found = best_choice(state, initial, choice, samples, r, kappa, bias)
-        if found is choice:
+        held, ridge = choice.scale.to(initial), choice.ridge / kappa
+        prior, each = initial * held, torch.full_like(state.ridge_left, ridge)
+        if bias:
+            each[-1] = state.ridge_left[-1]
+        plain = with_ridge(state, prior, each, prior)  # with the noise that the residuals show
+        found = evidence_of(plain, initial, held, samples, r, bias)
+        best = best_ridge(found, ridge, partial(variances_of, plain, samples, bias))
+        scale = torch.where((found.scale - held).abs() > MOVED, found.scale, held)
+        if best == ridge and torch.equal(scale, held):
             break
-        old, new = initial * choice.scale.to(initial), initial * found.scale
         # Another prior of one output changes no other output: forgetting may have left less than the whole ridge.
-        ridge = state.ridge_left if found.ridge == choice.ridge else ridge_of(found.ridge)
-        state, choice = with_ridge(state, old, ridge, new), found
+        each = state.ridge_left
+        if best != ridge:
+            choice = choice._replace(ridge=kappa * best)
+            each = ridge_of(choice.ridge)
+        state, choice = with_ridge(state, prior, each, initial * scale), choice._replace(scale=scale)
     return state, choice
 
 
