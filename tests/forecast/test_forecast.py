@@ -197,7 +197,7 @@ def test_a_damaged_state_is_refused_by_its_name_and_changes_nothing():
     with pytest.raises(ValueError, match=r"'clock'.*'grid'"):
         model.load_state_dict(good | {"clock": clock})
     with pytest.raises(ValueError, match="first"):
-        model.load_state_dict(good | {"first": {"Y": np.zeros((5, 2)), "E": np.zeros((5, 0))}})
+        model.load_state_dict(good | {"first": np.zeros((5, 2))})
     assert same(model.state_dict(), before)
     model = forecaster()  # an outlier as the last value is no damage
     model.prequential(np.append(series(300, 1)[:, 0], 1e90))

@@ -319,16 +319,11 @@ class Clock:
         self.grid, self.last = grid, None if new["last"] is None else new.integer("last", -(2**48), 2**48)
         self.dated, self.zone = bool(new["dated"]), read_zone(new["zone"])
         self.first, self.waiting = new.items("first").numbers(), new.items("waiting").numbers()
-        if np.abs([*self.first, *self.waiting]).max(initial=0.0) > 1e15:
-            raise new.damaged("first", "seconds up to 1e15", "more")
-        if len(self.first) > SETTLED or len(self.waiting) >= CONFUSED or np.diff(self.first).min(initial=1.0) <= 0:
-            raise new.damaged("first", "increasing times", len(self.first))
-        with schema.settings("state_dict['clock']['grid']"):
-            self._check_place()
-
-    def _check_place(self) -> None:
-        """Raise a ValueError where the last row has an absurd time, or another point than its time says."""
-        if self.last is None or self.grid is None:
-            return
-        if abs(self.last * self.grid.seconds()) > 1e15 or (self.first and self.index(self.first[-1]) != self.last):
-            raise ValueError(f"point {self.last} must be that of the last row")
+        many = len(self.first) > SETTLED or len(self.waiting) >= CONFUSED
+        far = np.abs([*self.first, *self.waiting]).max(initial=0.0) > 1e15
+        if many or far or np.diff(self.first).min(initial=1.0) <= 0:
+            raise new.damaged("first", "increasing seconds up to 1e15", len(self.first))
+        with schema.settings(new.path("grid")):
+            last = self.index(self.first[-1]) if self.first and grid is not None else self.last
+            if last != self.last or abs((last or 0) * (1.0 if grid is None else grid.seconds())) > 1e15:
+                raise ValueError(f"point {self.last} must be that of the last row")

@@ -33,11 +33,12 @@ from sepsa.learner.memory.parts import Floats
 from sepsa.states import schema
 from sepsa.states.objects import Saves, check_stamp, rebuilt_as, stamp
 from sepsa.states.plain import pack_label, unpack_labels
-from sepsa.validation import at_least, in_range
+from sepsa.validation import at_least, in_range, is_number
 
 if TYPE_CHECKING:
     from typing import Self
 
+LEAST_RIDGE = 1e-30
 LARGEST = {"horizon": 2000, "lags": MOST_LAGS}
 NO_ROW = "the forecaster has learned no row yet: call fit, learn_one or prequential first"
 Value = TypeVar("Value", float, tuple[float, float])
@@ -114,9 +115,7 @@ class SepSAForecaster(Saves):
             raise ValueError(f"forgetting must hold 1 to 16 numbers in (0.5, 1], got {schema.brief(forgetting)}")
         for factor in forgetting:
             in_range("forgetting", factor, 0.5, 1.0)
-        in_range("ridge", ridge, 0.0, HUGE)
-        if ridge < 1e-30:
-            raise ValueError(f"ridge must be at least 1e-30, got {ridge}")
+        in_range("ridge", ridge, LEAST_RIDGE, HUGE)
         self.every, self.start, self.known_ahead, self.seed = every, start, known_ahead, seed
         self._limits = check_bounds(bounds)
         self._check_blocks()
@@ -698,6 +697,6 @@ def check_bounds(bounds: Any) -> tuple[float, float]:
 
 def check_coverage(coverage: float, name: str = "coverage") -> float:
     """A share in (0, 1)."""
-    if isinstance(coverage, bool) or not isinstance(coverage, (int, float)) or not 0 < coverage < 1:
+    if not is_number(coverage) or not 0 < coverage < 1:
         raise ValueError(f"{name} must be a share in (0, 1), got {coverage!r}")
     return float(coverage)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sepsa.learner.memory.parts import Floats
+from sepsa.validation import is_number
 
 DAY, WEEK, YEAR = 86400.0, 7 * 86400.0, 365.25 * 86400.0  # seconds
 SECONDS, BUSINESS, MONTHS = "seconds", "business days", "months"
@@ -172,6 +173,6 @@ def check_step(step: float | str | None) -> tuple[str, float] | None:
         if step not in NAMED:
             raise ValueError(f"step must be seconds or one of {', '.join(NAMED)}, got {step!r}")
         return NAMED[step]
-    if isinstance(step, bool) or not isinstance(step, (int, float)) or not 1e-9 <= step <= 1e15:
+    if not is_number(step) or not 1e-9 <= step <= 1e15:
         raise ValueError(f"step must be seconds, at least 1e-9, or one of {', '.join(NAMED)}, got {step!r}")
     return SECONDS, float(step)

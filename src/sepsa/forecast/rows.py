@@ -54,11 +54,11 @@ def read_table(what: str, data: Any, times: Any = None) -> Table:
         times = index_times(what, index) if what != "X" else index if has_times(index) else None
     if hasattr(data, "columns"):
         names = list(data.columns)
-    flat = getattr(data, "ndim", None) == 1 or (names is None and np.ndim(data) == 1)
     values = numbers(what, data)
+    flat = values.ndim == 1
     if values.ndim not in (1, 2):
         raise ValueError(f"{what} must be rows (n, columns) or (n,), got an array of shape {values.shape}")
-    rows = np.ascontiguousarray(values[:, None] if values.ndim == 1 else values)
+    rows = np.ascontiguousarray(values[:, None] if flat else values)
     if names is None and what == "X" and flat and isinstance(getattr(data, "name", None), str) and data.name:
         names = [data.name]
     elif names is None:
@@ -114,7 +114,7 @@ def numbers(what: str, data: Any) -> Floats:
         values = np.array(data, np.float64)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{what} must be numbers, or NaN where they are missing: {error}") from None
-    if np.isinf(values).any() or (np.abs(values) > HUGE).any():
+    if (np.abs(values) > HUGE).any():
         raise ValueError(f"{what} must be numbers up to {HUGE:g}, or NaN where they are missing, got an infinite one")
     return values
 
@@ -170,7 +170,7 @@ def in_order(what: str, known: list[Hashable] | None, given: Mapping[Hashable, A
             number = math.nan if value is None or value is np.ma.masked else float(value)
         except (TypeError, ValueError):
             raise ValueError(f"{what} must hold numbers, got {value!r} for {name!r}") from None
-        if math.isinf(number) or abs(number) > HUGE:
+        if abs(number) > HUGE:
             raise ValueError(f"{what} must hold numbers up to {HUGE:g}, or NaN, got {value!r} for {name!r}")
         row[known.index(name)] = number
     return row

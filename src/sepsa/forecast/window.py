@@ -215,11 +215,9 @@ class Window:
             "clock": self.clock.state_dict(),
             "waiting": np.array(self.waiting).reshape(len(self.waiting), self.first.shape[1]),
             "refused": self.refused,
-            "first": {
-                "values": self.first,
-                "timed": self.timed if self.clock.first else self.timed[:0],
-                "skipped": np.array(self.skipped, np.int64).reshape(-1, 2),
-            },
+            "first": self.first,
+            "timed": self.timed if self.clock.first else self.timed[:0],
+            "skipped": np.array(self.skipped, np.int64).reshape(-1, 2),
             "origin": self.origin,
             "seasons": list(self.seasons),
             "model": None if self.model is None else self.model.state_dict(),
@@ -238,13 +236,12 @@ class Window:
                 self.model = self._new_model()
             self.model.load_state_dict(new["model"], new.path("model"))
         kept = self.rows if self.rows < HISTORY else 0
-        first = new.entries("first", {"values", "timed", "skipped"})
-        self.first = first.array("values", (kept, width), missing=True)
-        self.timed = first.array("timed", (len(clock.first),), np.int64, low=0)
-        skipped = first.array("skipped", (None, 2), np.int64, low=0)
+        self.first = new.array("first", (kept, width), missing=True)
+        self.timed = new.array("timed", (len(clock.first),), np.int64, low=0)
+        skipped = new.array("skipped", (None, 2), np.int64, low=0)
         if (np.diff(np.append(self.timed, kept)) < 1).any() or (skipped[:, :1] > kept).any():
-            raise first.damaged("timed", f"increasing numbers of {kept} rows", "others")
-        self.skipped = tuple((int(at), int(rows)) for at, rows in skipped)
+            raise new.damaged("timed", f"increasing numbers of {kept} rows", "others")
+        self.skipped = tuple(map(tuple, skipped.tolist()))
 
 
 def plain(place: Place) -> bool:
