@@ -1,4 +1,4 @@
-"""A head in the kernels: Bierman's update of UDUᵀ, and the ridge's restoration.
+"""A head in the kernels: Bierman's update of UDUᵀ.
 
 Symbols are those of `sepsa.heads.least_squares`: φ (p,) the features the head sees, W (m, p) the head, B = A⁻¹ the
 inverse curvature, λ the forgetting. B is stored as UDUᵀ, U unit upper triangular with its columns one after the other,
@@ -11,10 +11,7 @@ D diagonal. A row that stands for ω samples costs one pass over U (Bierman), 3p
 
 from __future__ import annotations
 
-from sepsa import restoration
 from sepsa.compiled.kernels import inlined
-
-restored = inlined(restoration.restored)
 
 
 @inlined
@@ -112,23 +109,6 @@ def learn_row(U, D, W, energy, phi, start, e, omega, b):
             row[j] += step * b[j]
         energy[k] += e[k] * step
     return g
-
-
-@inlined
-def restore(U, D, W, energy, prior, ridge_left, ridge, cursor, count, unit, e, b):
-    """Restore the ridge of `count` coordinates, each by a row √r e_j with the prior as target; returns the next one."""
-    for _ in range(count):
-        full = restored(ridge, ridge_left[cursor])
-        r = max(0.0, full - ridge_left[cursor])
-        if r > 0.0:
-            unit[cursor] = 1.0
-            for k in range(e.size):
-                e[k] = prior[k, cursor] - W[k, cursor]
-            learn_row(U, D, W, energy, unit, cursor, e, r, b)
-            unit[cursor] = 0.0
-        ridge_left[cursor] = full
-        cursor = cursor + 1 if cursor + 1 < D.size else 0
-    return cursor
 
 
 @inlined

@@ -12,7 +12,7 @@ import numpy as np
 
 from sepsa.compiled.kernels import called, inlined, kernel
 from sepsa.learner.arithmetic.body import adam_step, backward, forward
-from sepsa.learner.arithmetic.head import answer, learn_row, leverage, restore
+from sepsa.learner.arithmetic.head import answer, learn_row, leverage
 from sepsa.learner.arithmetic.robust import (
     FAR,
     FOLLOW_WEIGHT,
@@ -28,9 +28,10 @@ from sepsa.learner.arithmetic.robust import (
 from sepsa.learner.arithmetic.weigh import weigh
 from sepsa.learner.experts.frame import Expert, given, size
 from sepsa.learner.experts.network_parts import HIDDEN, heads, parts
-from sepsa.restoration import due
+from sepsa.restoration import due, restored
 
-coordinates_due = inlined(due)  # how many get their ridge back, as in every head
+# How many coordinates get their ridge back, as in every head, and the ridge that one gets.
+coordinates_due, whole_ridge = inlined(due), inlined(restored)
 
 # ---------------------------------------------------------------------- answers
 
@@ -213,9 +214,28 @@ def absorb(model, h, rows, rescaled):
 
 
 @inlined
+def restore_ridge(model, h, count):
+    """Restore the ridge of `count` coordinates of head h, each by a row √r e_j with the prior as target."""
+    numbers, energy, U, D, W, prior, ridge_left = heads.views("NUMBERS ENERGY U D W PRIOR RIDGE", model, h)
+    (unit, e, b), p = parts.views("UNIT E B", model), D.size
+    for _ in range(count):
+        j = numbers.cursor
+        full = whole_ridge(numbers.ridge, ridge_left[j])
+        r = max(0.0, full - ridge_left[j])
+        if r > 0.0:
+            unit[j] = 1.0
+            for k in range(e.size):
+                e[k] = prior[k, j] - W[k, j]
+            learn_row(U, D, W, energy, unit[:p], j, e, r, b[:p])
+            unit[j] = 0.0
+        ridge_left[j] = full
+        numbers.cursor = j + 1 if j + 1 < p else 0
+
+
+@inlined
 def learn_head(model, h, rows, total, rescaled):
     """Let head h forget, learn the batch and restore its ridge; returns φᵀBφ, and whether a ridge was restored."""
-    numbers, energy, U, D, W, prior, ridge_left = heads.views("NUMBERS ENERGY U D W PRIOR RIDGE", model, h)
+    numbers, energy, D, ridge_left = heads.views("NUMBERS ENERGY D RIDGE", model, h)
     counts, lam, p = parts.COUNTS(model), numbers.forgetting, heads.p(model, h)
     if lam < 1.0:
         for j in range(p):
@@ -228,9 +248,7 @@ def learn_head(model, h, rows, total, rescaled):
     leverage = absorb(model, h, rows, rescaled)
     # Of several heads each restores a coordinate only as often as it must, so that none loses more than half its ridge.
     count = coordinates_due(p, lam, 0 if size.heads(model) == 1 else counts.steps, 0)
-    if count > 0:
-        unit, e, b, cursor = parts.UNIT(model)[:p], parts.E(model), parts.B(model)[:p], numbers.cursor
-        numbers.cursor = restore(U, D, W, energy, prior, ridge_left, numbers.ridge, cursor, count, unit, e, b)
+    restore_ridge(model, h, count)
     return leverage, count > 0
 
 
