@@ -247,13 +247,11 @@ def learn(old, new, prior, Phi, labels, targets, omega, weights, ridge, settings
 CALL = struct.Struct("27q2d")
 
 
+@called
 def shapes_of_work(n: int, r: int, p: int, K: int) -> tuple[tuple[int, int], ...]:
     """The shapes of the matrices of an update's buffer: F, V, G, M, C, E, R, U, rows of scratch, and Φ."""
     q = min(r, p)
     return (r, p), (r, p), (p, r), (q, q), (q, q), (K, r), (K, n), (K, n), (4, max(r, p, K)), (n, p)
-
-
-work_shapes = called(shapes_of_work)
 
 
 @called
@@ -311,7 +309,7 @@ def update(model, n):
     ridge, labels = array_at(model[13], (p,), np.float64), array_at(model[18], (n if model[18] else 0,), np.int64)
     targets = array_at(model[19], (n if model[19] else 0, m), np.float64)
     omega = array_at(model[20], (n if model[20] else 0, heads), np.float64)
-    work, Phi = work_at(model[21], work_shapes(n, n + restored_count(p, settings[0], 0, n), p, K))
+    work, Phi = work_at(model[21], shapes_of_work(n, n + restored_count(p, settings[0], 0, n), p, K))
     read_features(model[16], model[17], k, Phi)
     follow(W, (model[14], model[15], single, k), new_W)
     for i in range(heads):

@@ -120,6 +120,7 @@ def gather(T, W, H, energy, left, prior, ridge, F, E, lam, cursor, count, pendin
 Parts = namedtuple("Parts", "T W energy left counters H prior ridge Z C D rows")
 
 
+@called
 def shapes_of(p: int, m: int) -> Parts:
     """The shapes of the matrices of a head's memory."""
     return Parts(
@@ -138,7 +139,8 @@ def shapes_of(p: int, m: int) -> Parts:
     )
 
 
-def block_shapes_of(n: int, p: int, m: int) -> tuple[tuple[int, int], ...]:
+@called
+def block_shapes(n: int, p: int, m: int) -> tuple[tuple[int, int], ...]:
     """The shapes of Φ, Y, F and E."""
     return (n, p), (n, m), (p, n), (m, n)
 
@@ -149,9 +151,6 @@ def length_of(shapes: Sequence[tuple[int, int]]) -> int:
     for rows, columns in shapes:
         length += rows * columns
     return length
-
-
-shapes, block_shapes = called(shapes_of), called(block_shapes_of)
 
 
 @called
@@ -188,7 +187,7 @@ def rounded(x, single):
 
 @called
 def read_features(address, single, k, Phi):
-    """Make Φ of features (n, k)."""
+    """Make Φ of features (n, k), with ones in the columns behind."""
     read(address, single, Phi[:, :k])
     Phi[:, k:] = 1.0
 
@@ -353,24 +352,24 @@ def learn(part, block, head, samples, lam):
     return LEARNED
 
 
-# What a call gets: the addresses of its own numbers, of the head's memory, weight, and bias or 0, of the rows, and of
-# features and targets or 0; the outputs and inputs of the head, and whether its weights, and those features and
-# targets, are in float32; the sum of the rows' weights, and λ.
-CALL = struct.Struct("10q2d")
+# What a call gets: the addresses of its own numbers, of the head's memory, weight, and bias or 0, of a buffer for the
+# rows, and of features and targets; the outputs and inputs of the head, whether its weights are in float32, the columns
+# of the features, of which one may be that of the bias, and whether features and targets are in float32; the sum of the
+# rows' weights, and λ.
+CALL = struct.Struct("12q2d")
 
 
 @kernel
 def update(model, n):
-    """Let a head learn n rows, which are made of the features and targets where there are some; returns the outcome."""
-    x, y, m, k, single = model[5], model[6], model[7], model[8], model[9]
-    numbers = array_at(model[0] + 80, (2,), np.float64)
+    """Let a head learn n rows; returns the outcome."""
+    m, k = model[7], model[8]
+    numbers = array_at(model[0] + 96, (2,), np.float64)
     p, rows = k + (1 if model[3] else 0), model[4]
     of = block_shapes(n, p, m)
     Phi, Y, F, E = matrix_at(rows, of, 0), matrix_at(rows, of, 1), matrix_at(rows, of, 2), matrix_at(rows, of, 3)
-    if x:
-        read_features(x, single, k, Phi)
-        read(y, single, Y)
-    own, at = shapes(p, m), model[1]
+    read_features(model[5], model[11], model[10], Phi)
+    read(model[6], model[11], Y)
+    own, at = shapes_of(p, m), model[1]
     part = Parts(
         matrix_at(at, own, 0),
         matrix_at(at, own, 1),
@@ -385,4 +384,4 @@ def update(model, n):
         matrix_at(at, own, 10),
         matrix_at(at, own, 11),
     )
-    return learn(part, (Phi, Y, F, E), (model[2], model[3], single, k), numbers[0], numbers[1])
+    return learn(part, (Phi, Y, F, E), (model[2], model[3], model[9], k), numbers[0], numbers[1])

@@ -15,6 +15,7 @@ from sepsa.compiled.least_squares import length_of
 from sepsa.heads.base.checks import own_parameters
 from sepsa.heads.cross_entropy.eager import Samples, TorchBackend
 from sepsa.heads.cross_entropy.math import CrossEntropyState, with_root
+from sepsa.heads.least_squares.compiled import as_plain
 from sepsa.restoration import due
 
 PACK = kernels.CALL.pack_into
@@ -48,10 +49,10 @@ class CompiledBackend(TorchBackend):
         of_work = kernels.shapes_of_work(n, n + due(p, settings.forgetting, at_least=n), p, m // heads)
         if self._work.size < (length := length_of(of_work)):
             self._work = np.empty(length)
-        x = plain(features, self.dtype if features.dtype is self.dtype else torch.float64)
+        x = as_plain(features, self.dtype if features.dtype is self.dtype else torch.float64)
         labels = not targets.is_floating_point()
-        y = plain(targets, torch.int64 if labels else torch.float64)
-        omega = None if sample_weight is None else plain(sample_weight, torch.float64)
+        y = as_plain(targets, torch.int64 if labels else torch.float64)
+        omega = None if sample_weight is None else as_plain(sample_weight, torch.float64)
         T, W, shares, left, counters = (torch.empty_like(part) for part in written(old))
         new = old._replace(T=T, W=W, shares=shares, ridge_left=left, counters=counters)
         made = [part.data_ptr() for part in written(new)]
@@ -74,13 +75,6 @@ class CompiledBackend(TorchBackend):
             return super().learn(state, samples)
         self._last = new, made + known[5:]
         return new, True
-
-
-def plain(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """The numbers of a tensor in this dtype, as they follow each other in memory."""
-    if tensor.dtype is dtype and tensor.is_contiguous() and not tensor.is_neg():
-        return tensor
-    return tensor.detach().to(dtype).contiguous().resolve_neg()
 
 
 def written(state: CrossEntropyState) -> tuple[Tensor, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,13 +12,12 @@ from torch.autograd.graph import increment_version
 
 from sepsa.compiled import code, least_squares
 from sepsa.compiled.kernels import CALL as KERNEL
-from sepsa.compiled.least_squares import LEARNED, TOO_LARGE, Parts, block_shapes_of, length_of, shapes_of
+from sepsa.compiled.least_squares import LEARNED, TOO_LARGE, Parts, length_of, shapes_of
 from sepsa.heads.base.parameters import samples
 from sepsa.heads.least_squares.eager import TorchBackend
 from sepsa.heads.least_squares.math import PENDING, LeastSquaresState
 from sepsa.heads.run.choose import Counters, Problem
 
-BLOCKS = 16  # sizes of blocks that have memory of their own
 PACK = least_squares.CALL.pack_into
 
 
@@ -28,13 +27,11 @@ def split(memory: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
     return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
-class Block(NamedTuple):
-    """Φ (n, p) and Y (n, m) of a batch, in an array with buffers behind them, and its address."""
-
-    Phi: Tensor
-    Y: Tensor
-    memory: Tensor
-    address: int  # of that array
+def as_plain(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The numbers of a tensor in this dtype, as they follow each other in memory."""
+    if tensor.dtype is dtype and tensor.is_contiguous() and not tensor.is_neg():
+        return tensor
+    return tensor.detach().to(dtype).contiguous().resolve_neg()
 
 
 class Snapshot:
@@ -63,7 +60,7 @@ class CompiledBackend(TorchBackend):
     def __init__(self, problem: Problem, state: LeastSquaresState, counters: Counters) -> None:
         weight, bias = problem.linear.weight.detach(), problem.linear.bias
         (m, p), self.k = state.W.shape, problem.linear.in_features
-        self.outputs = m
+        self.outputs, self._widths = m, p + m
         shapes = shapes_of(p, m)
         memory = state.T.new_zeros(length_of(shapes))
         part = self.parts = Parts._make(split(memory, shapes))
@@ -78,7 +75,7 @@ class CompiledBackend(TorchBackend):
         self._kernel = KERNEL(code.address(least_squares.update))
         of_head = memory.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr()
         self._addresses = self._call.ctypes.data, *of_head
-        self._blocks: dict[int, Block] = {}  # by their rows
+        self._buffer = memory[:0]  # for Φ and Y of an update, and F and E
         self.load(state, counters)
         self.version = weight[:0]  # which shares the counter by which autograd notices changes
 
@@ -92,19 +89,22 @@ class CompiledBackend(TorchBackend):
         self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float, plain: bool = False
     ) -> bool:
         """Learn samples in one compiled call; those too large for its products by torch."""
-        n, x, y = features.numel() // self.k, 0, 0
-        block, total = self._blocks.get(n) or self._block(n), float(n)
         if plain or (sample_weight is None and self.is_plain(features, targets)):
-            x, y = features.data_ptr(), targets.data_ptr()  # which the kernel reads where they are
+            x, y, columns, single = features, targets, self.k, self.single
+            total = float(x.numel() // columns)
         else:
-            Phi, Y, total = samples(self.linear, features, targets, sample_weight, block.Phi.dtype)
-            block.Phi.copy_(Phi)
-            block.Y.copy_(Y)
-        PACK(self._call, 0, *self._addresses, block.address, x, y, self.outputs, self.k, self.single, total, forgetting)
+            Phi, Y, total = samples(self.linear, features, targets, sample_weight, torch.float64)
+            x, y, columns, single = as_plain(Phi, Phi.dtype), as_plain(Y, Phi.dtype), Phi.shape[1], False
+        n = x.numel() // columns
+        if (length := 2 * n * self._widths) > len(self._buffer):
+            self._buffer = self.state.T.new_empty(length)
+        given = self._buffer.data_ptr(), x.data_ptr(), y.data_ptr()
+        sizes = self.outputs, self.k, self.single, columns, single
+        PACK(self._call, 0, *self._addresses, *given, *sizes, total, forgetting)
         increment_version(self.version)  # the kernel writes where autograd does not see it
         outcome = self._kernel(self._addresses[0], n)
         if outcome == TOO_LARGE:
-            return self.learn_rows(block.Phi, block.Y, total, forgetting)
+            return super().learn(features, targets, sample_weight, forgetting)
         return bool(outcome == LEARNED)
 
     def is_plain(self, features: Tensor, targets: Tensor) -> bool:
@@ -123,17 +123,6 @@ class CompiledBackend(TorchBackend):
             and targets.is_contiguous()
             and not (features.is_neg() or targets.is_neg() or torch.is_inference_mode_enabled())
         )
-
-    def _block(self, n: int) -> Block:
-        m, p = self.state.W.shape
-        shapes = block_shapes_of(n, p, m)
-        memory = self.state.T.new_empty(length_of(shapes))
-        Phi, Y, _, _ = split(memory, shapes)
-        block = Block(Phi, Y, memory, memory.data_ptr())
-        if len(self._blocks) == BLOCKS:
-            self._blocks.clear()
-        self._blocks[n] = block
-        return block
 
     def checkpoint(self) -> Snapshot:
         """The state, its counters and the head as they are now."""
