@@ -38,7 +38,7 @@ from sepsa.validation import at_least, in_range, is_number
 if TYPE_CHECKING:
     from typing import Self
 
-LEAST_RIDGE = 1e-30
+LEAST_RIDGE = 1e-31  # which a ridge must exceed
 LARGEST = {"horizon": 2000, "lags": MOST_LAGS}
 NO_ROW = "the forecaster has learned no row yet: call fit, learn_one or prequential first"
 Value = TypeVar("Value", float, tuple[float, float])

@@ -56,13 +56,7 @@ def read_times(times: Any) -> Moments:
         kinds, seconds = {"date" if dated else "number"}, column.numbers if column.times is None else column.times
     else:
         values = list(values)
-        # One by one: the two hours with one name as daylight saving ends are equal.
-        usable = [isinstance(one, TIMES) and not isinstance(one, NO_TIMES) for one in values]
-        read = [read_value(one if able else None) for one, able in zip(values, usable, strict=True)]
-        read = [
-            each if each[0] == "date" or not isinstance(one, str) else ("text", math.nan)  # 1.5 is no date
-            for one, each in zip(values, read, strict=True)
-        ]
+        read = [read_time(one) for one in values]
         kinds, seconds = {kind for kind, _ in read}, np.array([at for _, at in read])
         zone = zone or next((one.tzinfo for one in values if isinstance(one, datetime) and one.tzinfo), None)
         dated = "date" in kinds
@@ -75,6 +69,15 @@ def read_times(times: Any) -> Moments:
     if len(kinds) > 1:
         raise ValueError("times must be all dates or all numbers, got both")
     return Moments(seconds, dated, ZoneInfo(zone) if isinstance(zone, str) else zone)
+
+
+def read_time(time: Any) -> tuple[str, float]:
+    """What a time is, and its seconds, NaN where it is none, as a text that is a number: 1.5 is no date.
+
+    Times are read one by one: the two hours with one name as daylight saving ends are equal.
+    """
+    kind, at = read_value(time if isinstance(time, TIMES) and not isinstance(time, NO_TIMES) else None)
+    return (kind, at) if kind == "date" or not isinstance(time, str) else ("text", math.nan)
 
 
 def integer_dates(numbers: Floats) -> str:

@@ -62,11 +62,9 @@ class Window:
             other.model.finish()
         if other.rows >= HISTORY:
             other.clock.first = []
-        return other, [
-            f"{place.dropped} row(s) with a time far ahead were left out, as the rows after them have earlier times"
-            for place in plan or ()
-            if place.dropped
-        ]
+        dropped = other.refused - self.refused
+        said = f"{dropped} row(s) with a time far ahead were left out, as the rows after them have earlier times"
+        return other, [said] * (dropped > 0)
 
     def placed(self, moments: Moments | None) -> tuple[Window, list[Place] | None]:
         """A copy whose clock is after rows of these times, and where they go; an error where they cannot be learned."""
