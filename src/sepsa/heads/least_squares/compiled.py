@@ -60,7 +60,7 @@ class CompiledBackend(TorchBackend):
     def __init__(self, problem: Problem, state: LeastSquaresState, counters: Counters) -> None:
         weight, bias = problem.linear.weight.detach(), problem.linear.bias
         (m, p), self.k = state.W.shape, problem.linear.in_features
-        self.outputs, self._widths = m, p + m
+        self.outputs = m
         shapes = shapes_of(p, m)
         memory = state.T.new_zeros(length_of(shapes))
         part = self.parts = Parts._make(split(memory, shapes))
@@ -74,8 +74,8 @@ class CompiledBackend(TorchBackend):
         self._call: Any = np.zeros(least_squares.CALL.size // 8, np.int64)
         self._kernel = KERNEL(code.address(least_squares.update))
         of_head = memory.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr()
-        self._addresses = self._call.ctypes.data, *of_head
-        self._buffer = memory[:0]  # for Φ and Y of an update, and F and E
+        self._addresses, self._sizes = (self._call.ctypes.data, *of_head), (m, self.k, self.single)
+        self._room = 0, memory[:0], 0  # for so many rows a buffer, and its address: an interrupt parts none of them
         self.load(state, counters)
         self.version = weight[:0]  # which shares the counter by which autograd notices changes
 
@@ -89,18 +89,17 @@ class CompiledBackend(TorchBackend):
         self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float, plain: bool = False
     ) -> bool:
         """Learn samples in one compiled call; those too large for its products by torch."""
+        n = features.numel() // self.k
+        if n > self._room[0]:
+            buffer = self.state.T.new_empty(2 * n * (self.outputs + len(self.state.T)))  # for Φ and Y, F and E
+            self._room = n, buffer, buffer.data_ptr()
         if plain or (sample_weight is None and self.is_plain(features, targets)):
-            x, y, columns, single = features, targets, self.k, self.single
-            total = float(x.numel() // columns)
+            x, y, columns, single, total = features, targets, self.k, self.single, float(n)
         else:
             Phi, Y, total = samples(self.linear, features, targets, sample_weight, torch.float64)
             x, y, columns, single = as_plain(Phi, Phi.dtype), as_plain(Y, Phi.dtype), Phi.shape[1], False
-        n = x.numel() // columns
-        if (length := 2 * n * self._widths) > len(self._buffer):
-            self._buffer = self.state.T.new_empty(length)
-        given = self._buffer.data_ptr(), x.data_ptr(), y.data_ptr()
-        sizes = self.outputs, self.k, self.single, columns, single
-        PACK(self._call, 0, *self._addresses, *given, *sizes, total, forgetting)
+        rows = self._room[2], x.data_ptr(), y.data_ptr()
+        PACK(self._call, 0, *self._addresses, *rows, *self._sizes, columns, single, total, forgetting)
         increment_version(self.version)  # the kernel writes where autograd does not see it
         outcome = self._kernel(self._addresses[0], n)
         if outcome == TOO_LARGE:
