@@ -9,7 +9,7 @@ import numpy as np
 
 from sepsa.compiled import code
 from sepsa.compiled.kernels import CALL
-from sepsa.learner.engine.core import Core
+from sepsa.learner.engine.core import EngineState
 from sepsa.learner.experts import linear, step, tree_parts, trees
 from sepsa.learner.experts.frame import OWN_CALLS, given
 from sepsa.learner.memory.memory import view
@@ -22,7 +22,7 @@ PACK_FRAME = struct.Struct(f"{len(given.slots)}q").pack_into
 class Kernels:
     """The compiled kernels of an engine, and the addresses that they get."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: EngineState) -> None:
         calls = np.array([[code.address(each.answer), code.address(each.learn)] for each in core.form.experts])
         own = np.array(tuple(code.address(step.OWN[name]) for name in OWN_CALLS.fields), OWN_CALLS.dtype)
         memory, widths = core.memory, np.array(core.form.hidden, np.int64)
@@ -52,7 +52,7 @@ class Kernels:
 class RowBuffer:
     """Arrays that pass one row to the kernels and its prediction back, reused for many rows."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: EngineState) -> None:
         inputs, outputs = core.form.inputs, core.form.outputs
         values = np.zeros(inputs + outputs + 1)
         self.values = values.data  # x, then y, then the weight
@@ -69,7 +69,7 @@ class RowBuffer:
         return kernel(self.start, 1)
 
 
-def answers(core: Core, kernels: Kernels, X: Floats) -> Floats:
+def answers(core: EngineState, kernels: Kernels, X: Floats) -> Floats:
     """The answers (n, experts, outputs) of all experts to rows (n, inputs), in deviations of the outputs."""
     count, outputs = len(core.names), core.form.outputs
     workspace = np.zeros(core.memory.layout.workspace)
@@ -81,7 +81,7 @@ def answers(core: Core, kernels: Kernels, X: Floats) -> Floats:
     return found
 
 
-def boost_trees(core: Core) -> None:
+def boost_trees(core: EngineState) -> None:
     """Grow all trees anew, each once on the rows that are stored, by boosting."""
     core = core.with_settings(rate=tree_parts.TABLE_RATE)
     memory, workspace, form = core.memory, np.zeros(core.memory.layout.workspace), core.form
@@ -94,7 +94,7 @@ def boost_trees(core: Core) -> None:
     memory.restart("trees", *tree_parts.GROWING)  # whose parts at their start take no place in a file
 
 
-def fit_linear(core: Core, parts: Iterable[tuple[Floats, Floats, Floats]]) -> None:
+def fit_linear(core: EngineState, parts: Iterable[tuple[Floats, Floats, Floats]]) -> None:
     """Fit the linear head to rows, as the experts see them: parts of inputs, targets and weights."""
     unit, scale = np.sqrt(core.memory("GAIN", "network")), core.memory("SCALE", "mixture")
     mean = core.memory("MEAN", "network")

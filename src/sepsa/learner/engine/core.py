@@ -93,7 +93,7 @@ class Form(NamedTuple):
 
 
 @dataclass
-class Core:
+class EngineState:
     """An engine at a moment. A change that may fail is made to a copy, which then takes the place of the former."""
 
     form: Form
@@ -104,16 +104,16 @@ class Core:
     buffers: list[Any] = field(default_factory=list)  # `RowBuffer`s of calls that have ended
     kernels: Any = None  # `Kernels` of this memory and these options
 
-    def copy(self) -> Core:
+    def copy(self) -> EngineState:
         """Another one in the same state."""
         return replace(self, memory=Memory(self.memory.layout, self.memory.vector.copy()), buffers=[], kernels=None)
 
-    def of_form(self, form: Form) -> Core:
+    def of_form(self, form: Form) -> EngineState:
         """Another one of this form, before any row, with a generator of its own."""
         rng = read_generator("generator", generator_state(self.rng))  # copies share one until it is drawn from
         return started(form, self.options, rng)
 
-    def with_settings(self, **settings: int) -> Core:
+    def with_settings(self, **settings: int) -> EngineState:
         """This one with settings on which the places of its parts do not depend; it shares the memory."""
         form = self.form.with_settings(**settings)
         return replace(self, form=form, memory=Memory(form.layout(), self.memory.vector), buffers=[], kernels=None)
@@ -124,7 +124,7 @@ class Core:
         return [expert.name for expert in self.form.experts]
 
 
-def started(form: Form, options: Any, rng: np.random.Generator) -> Core:
+def started(form: Form, options: Any, rng: np.random.Generator) -> EngineState:
     """An engine of this form before any row; the weights of its body are zero."""
     memory = Memory(form.layout())
     memory.start()
@@ -132,13 +132,13 @@ def started(form: Form, options: Any, rng: np.random.Generator) -> Core:
         memory("D", "heads", h)[:], memory("RIDGE", "heads", h)[:] = 1 / strength, strength
         numbers = memory("NUMBERS", "heads", h)
         numbers["forgetting"], numbers["ridge"], numbers["weight"] = keeps, strength, 1 / len(form.heads)
-    return Core(form, memory, options, rng)
+    return EngineState(form, memory, options, rng)
 
 
 # ---------------------------------------------------------------------- the weights of the body
 
 
-def layers(core: Core) -> list[tuple[Floats, Floats]]:
+def layers(core: EngineState) -> list[tuple[Floats, Floats]]:
     """Weight (width, inputs) and bias (width,) of each hidden layer, as views in torch's shapes."""
     views, at, theta = [], 0, core.memory("THETA", "network")
     width = core.form.inputs
@@ -150,7 +150,7 @@ def layers(core: Core) -> list[tuple[Floats, Floats]]:
     return views
 
 
-def draw(core: Core) -> None:
+def draw(core: EngineState) -> None:
     """Draw the weights and biases of all layers."""
     rng, settings = core.rng, core.form.settings
     for weight, bias in layers(core):
@@ -172,7 +172,7 @@ def body_weights(rng: np.random.Generator, settings: Mapping[str, int], shape: A
 # ---------------------------------------------------------------------- errors
 
 
-def variance(core: Core) -> Floats:
+def variance(core: EngineState) -> Floats:
     """The variance (outputs,) of targets about predictions.
 
     With `loss="huber"` it is that of a normal distribution with the 90 % quantile of |error| of recent rows, for errors
@@ -193,14 +193,14 @@ def variance(core: Core) -> Floats:
     return (sizes / NINE_TENTHS) ** 2
 
 
-def set_variance(core: Core, variance: Floats) -> None:
+def set_variance(core: EngineState, variance: Floats) -> None:
     """Set the variance (outputs,) of normal errors."""
     penalty, degrees = penalty_and_residual_degrees(core)
     core.memory("ENERGY", "heads", 0)[:] = variance * degrees + penalty
     set_quantiles(core, np.sqrt(variance)[:, None] * NORMAL_QUANTILES)
 
 
-def set_quantiles(core: Core, quantiles: Floats) -> None:
+def set_quantiles(core: EngineState, quantiles: Floats) -> None:
     """Set the quantiles (outputs, 3) of |error|."""
     groups = {"network": quantiles}
     if core.form.mixed:
@@ -209,7 +209,7 @@ def set_quantiles(core: Core, quantiles: Floats) -> None:
         core.memory("ERROR", group)[:, :3], core.memory("ERROR_RUN", group)[:] = values, 0.0
 
 
-def penalty_and_residual_degrees(core: Core) -> tuple[Floats, float]:
+def penalty_and_residual_degrees(core: EngineState) -> tuple[Floats, float]:
     """The ridge's part of the objective (outputs,), and the samples less the degrees of freedom, of the first head."""
     part = core.memory.of("heads", 0)
     ridge, D = part("RIDGE"), part("D")

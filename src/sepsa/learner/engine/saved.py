@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sepsa.learner.engine.core import Core, Form, body_weights, started
+from sepsa.learner.engine.core import EngineState, Form, body_weights, started
 from sepsa.learner.experts import EXPERTS, trees
 from sepsa.learner.experts.frame import OPTIONS
 from sepsa.learner.experts.tree_parts import MEMORY, room_for, window
@@ -23,7 +23,7 @@ from sepsa.states.plain import generator_state, read_generator
 MOST_TREES = 1000
 
 
-def settings(core: Core) -> dict[str, Any]:
+def settings(core: EngineState) -> dict[str, Any]:
     """The network's form and the options of learning, which a state that is loaded must share."""
     form, own = core.form, core.form.settings
     return {
@@ -39,7 +39,7 @@ def settings(core: Core) -> dict[str, Any]:
     }
 
 
-def state_dict(core: Core) -> dict[str, Any]:
+def state_dict(core: EngineState) -> dict[str, Any]:
     """The state as plain data: that of the network, of its heads, of the other experts and of their mixture."""
     return {
         "settings": settings(core),
@@ -50,7 +50,7 @@ def state_dict(core: Core) -> dict[str, Any]:
     }
 
 
-def loaded(core: Core, state: Any, entry: str) -> Core:
+def loaded(core: EngineState, state: Any, entry: str) -> EngineState:
     """An engine like this one in a saved state; a ValueError names the wrong entry."""
     new = schema.read(entry, state, {"settings", "inputs", "outputs", "parts", "generator"})
     wanted = settings(core)
@@ -76,13 +76,13 @@ def sizes_of(states: Any, entry: str) -> dict[str, int]:
 # ---------------------------------------------------------------------- pickles
 
 
-def pickled(core: Core) -> dict[str, Any]:
+def pickled(core: EngineState) -> dict[str, Any]:
     """What a pickle holds: what makes an engine of the same form, and its state."""
     form = core.form._asdict() | {"table": [expert.name for expert in core.form.table]}
     return {"form": form, "options": saved(core.options), "state": state_dict(core)}
 
 
-def unpickled(state: dict[str, Any]) -> Core:
+def unpickled(state: dict[str, Any]) -> EngineState:
     """The engine of which `pickled` returned this; a pickle of another development version is refused."""
     new = schema.read("the pickle", state, {"form", "options", "state"})
     form = dict(new.entries("form", set(Form._fields)).values)
@@ -94,7 +94,7 @@ def unpickled(state: dict[str, Any]) -> Core:
 # ---------------------------------------------------------------------- growth
 
 
-def grown(core: Core, inputs: int, outputs: int) -> Core:
+def grown(core: EngineState, inputs: int, outputs: int) -> EngineState:
     """The engine with more inputs or outputs, which were zero in all rows so far; a tree in growth begins anew."""
     form = core.form._replace(inputs=inputs, outputs=outputs)
     if form.mixed:  # the same room, or less where memory is limited
@@ -108,7 +108,7 @@ def grown(core: Core, inputs: int, outputs: int) -> Core:
     return other
 
 
-def roomier(core: Core, rows: int) -> Core:
+def roomier(core: EngineState, rows: int) -> EngineState:
     """The engine with room for so many further rows, unless there is as much as there may be, in the same state.
 
     A tree begins anew if all places are taken.
