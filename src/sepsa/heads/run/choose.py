@@ -204,7 +204,7 @@ def choose(solver: str, case: UpdateSize) -> BackendRow:
 
 @contextlib.contextmanager
 def force(backend: str | None) -> Iterator[None]:
-    """Compute by this backend, "torch", "compiled", "graph" or "triton", wherever it is able to; None: by the table."""
+    """In this thread, compute by this backend, one of `NAMES`, wherever it is able to; None: by the table."""
     before = forced.set(_checked(backend))
     try:
         yield
