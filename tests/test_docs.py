@@ -247,6 +247,7 @@ def test_the_generated_tables_are_those_of_the_records():
 
 def test_generated_tables_are_what_the_script_prints(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["prequential.py", "--table"])
+    monkeypatch.delitem(sys.modules, "benchmarks.streams.prequential", raising=False)  # another test may import it
     runpy.run_module("benchmarks.streams.prequential", run_name="__main__")
     printed = capsys.readouterr().out.splitlines()
     for page in ("docs/benchmarks/streams.md", "docs/how-to/choose.md"):
