@@ -292,8 +292,7 @@ def count_update(counters, lam, samples, cursor, pending, growth):
 def learn(part, block, head, samples, lam):
     """Learn the rows Φ (n, p), Y (n, m), already scaled by the roots of their weights, which sum to `samples`.
 
-    `block` is Φ, Y and buffers for F and E; `head` are the addresses of weight and bias, whether they are in float32,
-    and the inputs.
+    `block` is Φ, Y and buffers for F and E; `head` the addresses of weight and bias, if they are float32, and k.
     """
     Phi, Y, F, E = block
     (n, p), m = Phi.shape, Y.shape[1]
