@@ -70,7 +70,10 @@ def measure(rounds: int) -> None:
     ratios = [each["ratio"]["median"] for each in cells]
     worst = max(cells, key=lambda each: each["ratio"]["median"])
     print("largest:", worst)
-    write(f"step_grid-{platform.machine()}", {"cells": cells, "ratios": spread(ratios), "largest": worst})
+    write(
+        Path(__file__).with_name(f"step_grid-{platform.machine()}"),
+        {"cells": cells, "ratios": spread(ratios), "largest": worst},
+    )
 
 
 def draw() -> None:
