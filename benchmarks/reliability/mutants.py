@@ -109,7 +109,7 @@ INPUTS = Tests(
     ["tests/learner/test_inputs.py", "tests/breaking/test_states.py"],
     "missing_texts or are_encoded or (frame and first)",
 )
-STATE = Tests(["tests/breaking/test_states.py"], "river.SepSAClassifier and first")
+STATE = Tests(["tests/states/test_schema.py"], "labels")
 ESTIMATORS = Tests(
     ["tests/interfaces/test_estimators.py", "tests/learner/test_robust.py", "tests/interfaces/test_river.py"],
     "absence or simplex or losses_fade",

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from sepsa.states.plain import pack_label, unpack_labels
 from sepsa.states.schema import Entries, read, settings
 from sepsa.states.tree import not_finite
 
@@ -115,3 +116,10 @@ def test_an_error_of_a_setting_becomes_one_of_the_state():
 def test_arrays_of_numbers_alone_can_have_what_is_not_finite():
     state = {"a": NAN, "b": [torch.tensor(math.inf), np.arange(3)], "c": np.array(["text", "nan"])}
     assert list(not_finite(state)) == ["state['a']", "state['b'][0]"]
+
+
+def test_labels_keep_their_positions_and_stand_once():
+    labels = ["a", 1, (2, None)]
+    assert unpack_labels(entry([*map(pack_label, labels)]), "n") == {"a": 0, 1: 1, (2, None): 2}
+    with pytest.raises(ValueError, match="must be distinct labels"):
+        unpack_labels(entry(["a", "b", "a"]), "n")
