@@ -150,8 +150,8 @@ def test_rows_are_numbered_from_midnight_of_a_monday_or_from_january():
 
     def numbers(points, grid, dated=True):
         clock = Clock(None)
-        clock.dated = dated
-        return clock.numbers(np.array(points), grid)
+        clock.dated, clock.grid = dated, grid
+        return clock.numbers(np.array(points))
 
     assert numbers([0, 25], Grid("seconds", HOUR, monday)).tolist() == [first, first + 25]
     assert numbers([0, 1], Grid("seconds", HOUR, 5 * HOUR + 3), dated=False).tolist() == [5, 6]

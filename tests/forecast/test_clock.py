@@ -8,6 +8,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pytest
 
+from sepsa import SepSAForecaster
 from sepsa.forecast.clock import Clock
 from sepsa.forecast.grids import BUSINESS, MONTHS, SECONDS, Grid, find_grid
 from sepsa.forecast.times import read_times
@@ -24,10 +25,10 @@ def placed(times, step=None):
     """A clock that has seen these times, and the number of rows of its grid."""
     moments, clock, rows = read_times(times), Clock(step), 0
     clock.begin(moments)
-    for at in moments.seconds:
-        place = clock.place(float(at), rows)
-        rows = rows if place.points is None else int(np.ptp(place.points)) + 1
-        rows += sum(gap + 1 for gap in place.gaps)
+    clock.find(moments.seconds)
+    for at in moments.seconds.tolist():
+        gaps, _ = clock.place(at, rows)
+        rows += sum(gap + 1 for gap in gaps)
     return clock, rows
 
 
@@ -71,26 +72,68 @@ def test_the_step_and_its_unit_are_found(frequency, unit, step, start):
         assert abs((clock.ahead(h) - expected.to_pydatetime()).total_seconds()) <= tolerance
 
 
-def test_holidays_are_gaps_of_business_days_and_a_weekend_or_no_common_step_is_an_error():
+def test_holidays_are_gaps_of_business_days_and_a_weekend_is_an_error():
     days = pd.bdate_range("2024-01-01", periods=300).delete([90, 91, 200])
     clock, rows = placed(days)
     assert (clock.grid.unit, rows) == (BUSINESS, 300)
     with pytest.raises(ValueError, match=r'must be a business day.*give step="day"'):
         clock.place(seconds([pd.Timestamp("2025-02-22")])[0], rows)
-    with pytest.raises(ValueError, match="no common step"):
-        find_grid(np.array([0.0, 1e-3, 1e3, 2e6, 9e7, 9e7 + 1]), False)
 
 
 def test_a_leap_waits_until_later_rows_confirm_it():
     clock, rows = placed(np.arange(300) * HOUR)
     far = 299 * HOUR + 700_000 * HOUR
-    assert clock.place(far, rows).gaps == ()
-    back = clock.place(300 * HOUR, rows)
-    assert (back.gaps, back.dropped) == ((0,), 1)
-    assert clock.place(far, rows + 1).gaps == ()
-    assert clock.place(far + HOUR, rows + 1).gaps == ()
-    assert clock.place(far + 2 * HOUR, rows + 1).gaps == (700_000 - 2, 0, 0)
+    assert clock.place(far, rows) == ([], 0)
+    assert clock.place(300 * HOUR, rows) == ([0], 1)
+    assert clock.place(far, rows + 1) == ([], 0)
+    assert clock.place(far + HOUR, rows + 1) == ([], 0)
+    assert clock.place(far + 2 * HOUR, rows + 1) == ([700_000 - 2, 0, 0], 0)
     assert clock.ahead(0) == far + 2 * HOUR
+
+
+@pytest.mark.parametrize("first", [1, 2, 30])
+def test_the_step_is_found_once_in_the_call_that_brings_the_second_time(first):
+    """Milliseconds of jitter in two dates make no step of 3600.02 seconds."""
+    times = pd.date_range("2026-01-01", periods=60, freq="h") + pd.to_timedelta(np.arange(60) ** 2 % 37, unit="ms")
+    model = SepSAForecaster(2, lags=3)
+    for part in np.split(np.arange(60), [first]):
+        model.update(part * 1.0, times=times[part])
+    assert (model.step_, model.rows, model.seasons_) == ("hour", 60, (24.0,))
+
+
+def learn(model, times):
+    """Learn rows of these times one by one."""
+    for i, at in enumerate(times):
+        model.learn_one(float(i), time=at)
+    return model
+
+
+def test_a_time_that_contradicts_the_step_of_the_first_two_is_an_error_and_a_table_shows_the_step():
+    hours, late = pd.date_range("2026-01-01", periods=13, freq="h").delete(1), np.append(0.0, np.arange(1, 12) - 0.13)
+    whole = SepSAForecaster(2).fit(np.arange(12.0), times=hours)
+    assert (whole.rows, whole.step_) == (13, "hour")
+    for times, learned, words in (
+        (hours, 2, "every 7200 seconds, this row is 0.5 of a step .* give step="),
+        (late, 4, "every 0.87 seconds, this row is 0.45 of a step .* give step="),
+    ):
+        model = SepSAForecaster(2)
+        with pytest.raises(ValueError, match=words):
+            learn(model, times)
+        assert model.rows == learned
+    assert learn(SepSAForecaster(2, step=1.0), late).rows == 12
+
+
+def test_a_time_after_rows_without_one_is_an_error():
+    for step in (None, "hour"):
+        model = SepSAForecaster(2, step=step)
+        model.learn_one(1.0, time=0)
+        model.learn_one(2.0)
+        if step is None:
+            with pytest.raises(ValueError, match="from the first row on or never, got 7200 after 2"):
+                model.learn_one(3.0, time=2 * HOUR)
+        else:
+            model.learn_one(3.0, time=2 * HOUR)
+            assert model.times(1) == [3 * HOUR]
 
 
 def test_daylight_saving_neither_adds_nor_loses_a_row():

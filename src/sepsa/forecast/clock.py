@@ -6,9 +6,9 @@ daylight saving begins or ends.
 
 from __future__ import annotations
 
-import itertools
 from datetime import UTC, timedelta, tzinfo
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -30,27 +30,14 @@ from sepsa.forecast.times import EPOCH, Moments, integer_dates, local_seconds, r
 from sepsa.learner.memory.parts import Floats
 from sepsa.states import schema
 
-SETTLED = 256  # times after which the grid is no longer corrected
-HISTORY = 2048  # rows that a forecaster keeps, and can place anew
+SETTLED = 256  # times in which the grid is looked for
+HISTORY = 2048  # rows that a forecaster keeps
 CONFIRMED = 2  # rows after the first one beyond a leap that confirm it
-CONFUSED = 8  # rows beyond a leap that have no common step with those before
-FEW = 5  # rows after which a step that was given is compared with their times
+CONFUSED = 7  # rows, each SPARSE steps or more after the one before, that have no common step with those before
+OFF = 0.4  # of a step: a time that is farther from its point contradicts a step found in a few times
 MONDAY = 4 * DAY  # seconds since 1970 of the first Monday, from which rows of dates are numbered
 EARLY = 0.25  # of a step: a row that comes by less before its time is in time
-
-
-class Place(NamedTuple):
-    """What a row's time says: rows left out before it, and what becomes of rows that waited or were placed before.
-
-    `gaps` are those of the waiting rows, if they are confirmed, and of the row itself; empty for a row that waits.
-    `dropped` rows that waited were wrong. `points` are new points of all rows
-    so far, where the grid has been corrected to `grid`.
-    """
-
-    gaps: tuple[int, ...]
-    dropped: int = 0
-    points: Any = None
-    grid: Grid | None = None
+FARTHEST = 2**48  # points from the origin
 
 
 def leap(rows: int) -> int:
@@ -59,30 +46,26 @@ def leap(rows: int) -> int:
 
 
 class Clock:
-    """The grid, and the point of the last row.
+    """The grid, and the points on it of the first and of the last row.
 
-    The grid is found when there are 2, 4, 8, ..., 256 times, and where a time among these does not fit it. A leap far
-    beyond the history waits until more rows follow it. Where these are leaps themselves, times have no common step.
+    The grid is found once, in the times of the call that brings the second one. A time that contradicts it is an error.
+    A leap far beyond the history waits until more rows follow it.
     """
 
     def __init__(self, step: float | str | None) -> None:
         self.told = check_step(step)
         self.grid: Grid | None = None
+        self.start = 0
         self.last: int | None = None
+        self.first: list[float] = []  # the time of the first row
         self.dated = False
         self.zone: tzinfo | None = None
-        self.first: list[float] = []  # the times of the first rows, until the grid is settled
         self.waiting: list[float] = []  # times after a leap
-
-    def copy(self) -> Clock:
-        """Another clock in the same state."""
-        other = Clock(None)
-        other.__dict__.update(self.__dict__, first=self.first.copy(), waiting=self.waiting.copy())
-        return other
+        self.apart = 0  # the last rows that were each SPARSE steps or more after the one before
 
     def begin(self, moments: Moments) -> None:
         """Take over whether times are dates, and their zone, from the first of them."""
-        if self.last is None and not self.first:
+        if not self.first:
             self.dated, self.zone = moments.dated, moments.zone
         elif self.dated != moments.dated:
             kinds = ("numbers", "dates")
@@ -90,7 +73,7 @@ class Clock:
 
     def check(self, at: Floats) -> None:
         """Raise a ValueError where the first times are dates written as numbers, or times in UTC are newest first."""
-        begins = not (self.dated or len(self.first) > 1 or self.last or self.waiting)
+        begins = not self.dated and self.last in (None, self.start)
         if begins and (form := integer_dates(known := np.append(self.first, at)[:100])):
             raise ValueError(
                 f"times must be dates or seconds, got {known[0]:.0f}, a date without marks between its parts: convert "
@@ -102,54 +85,53 @@ class Clock:
                 f"{self.label(float(at[0]))} back to {self.label(float(at[-1]))}: sort the rows by time"
             )
 
+    def find(self, at: Floats) -> None:
+        """Find the grid where there is at most one row so far, in its time and these, in any order."""
+        if self.last in (None, self.start):
+            self.grid = self.found(np.unique(np.append(self.first, at))[:SETTLED])
+            if self.last is not None and self.grid is not None:
+                self.start = self.last = self.index(self.first[0])
+
     def proceed(self, rows: int) -> None:
         """Let rows without a time follow the last one."""
         if self.last is not None:
             self.last += rows
-            self.first = []
 
-    def place(self, at: float, rows: int) -> Place:
-        """Move on to a row at this time, in UTC, after `rows` rows of the grid."""
-        if len(self.first) == SETTLED or rows >= HISTORY:
-            self.first = []
-        points = self._corrected(at, rows) if self.first else None
-        gaps, dropped = self._moved(at, rows)
-        return Place(gaps, dropped, points, self.grid)
+    def place(self, at: float, rows: int) -> tuple[list[int], int]:
+        """Move on to a row at this time, in UTC, after `rows` rows of the grid.
 
-    def _moved(self, at: float, rows: int) -> tuple[tuple[int, ...], int]:
-        """Move on to a row; returns the gaps and the rows dropped of its place."""
+        Returns the numbers of rows left out before each row that waited, if they are confirmed, and before this one;
+        none where it waits. And how many rows that waited are dropped, since their times were wrong.
+        """
         if self.last is None:
             if rows:
-                raise ValueError(
-                    f"time must be given from the first row on or never, got {self.label(at)} after {rows}"
-                )
-            self.first, self.last, self.grid = [at], 0, self.found(np.array([at]))
-            return (0,), 0
-        if self.grid is None and at == self.first[-1]:  # a second row at the first time, before there is a step
-            raise self._not_later(at, self.latest())
-        point = self.index(at) if self.grid is not None else -1
-        steps = point - self.last
-        dropped = 0
-        if self.waiting:
-            if steps > leap(rows) and at > self.waiting[-1]:
-                return self._wait(at, rows), 0
+                raise self._late(at, rows)
+            self.first, self.start = [at], 0 if self.grid is None else self.index(at)
+            self.last = self.start
+            return [0], 0
+        if self.grid is None:
+            raise self._late(at, rows) if self.last > self.start else self._not_later(at, self.latest())
+        point, dropped = self.index(at), 0
+        if self.waiting and at <= self.waiting[-1]:
             dropped, self.waiting = len(self.waiting), []
-        if steps > leap(rows):
-            self.waiting = [at]
-            return (), dropped
-        if steps < 0:
+        steps = [b - a for a, b in pairwise([self.last, *map(self.index, self.waiting), point])]
+        if steps[-1] < 0:
             raise ValueError(
                 f"time must be later than that of the last row, {self.latest()}, got {self.label(at)} (call "
                 "fit again where an earlier value has changed): sort the table by time, oldest first"
             )
-        if steps == 0:
-            raise self._not_later(at, self.latest())
-        self.last = point
-        if self.first:
-            self.first.append(at)
-            if self.told is not None and len(self.first) == FEW:
-                self._check_apart(self.first, 2)
-        return (steps - 1,), dropped
+        if steps[-1] == 0:
+            raise self._not_later(at, self.label(self.waiting[-1]) if self.waiting else self.latest())
+        self._check_step(at, point, steps[-1], rows)
+        if max(steps) > leap(rows) and (len(steps) <= CONFIRMED or max(steps[-CONFIRMED:]) > leap(rows)):
+            self.waiting = [*self.waiting, at]
+            return [], dropped
+        self.last, self.waiting = point, []
+        return [step - 1 for step in steps], dropped
+
+    def _late(self, at: float, rows: int) -> ValueError:
+        """The error for a time after rows without one."""
+        return ValueError(f"time must be given from the first row on or never, got {self.label(at)} after {rows}")
 
     def _not_later(self, at: float, last: Any) -> ValueError:
         """The error for a second row at the time of the last one."""
@@ -160,67 +142,21 @@ class Clock:
             "step"
         )
 
-    def _wait(self, at: float, rows: int) -> tuple[int, ...]:
-        """Let a further row after a leap wait, until they confirm it; returns their gaps then."""
-        known = [self.index(one) for one in (*self.waiting, at)]
-        if known[-1] == known[-2]:
-            raise self._not_later(at, self.label(self.waiting[-1]))
-        self.waiting.append(at)
-        apart = np.diff(known[-1 - CONFIRMED :])
-        sparse = self.told is None and apart.min() >= SPARSE
-        if len(known) <= CONFIRMED or apart.max() > leap(rows) or sparse:
-            if len(known) == CONFUSED:
-                self._check_apart(self.waiting, 1)
-            return ()
-        known = [self.last or 0, *known]
-        self.first, self.last, self.waiting = [], known[-1], []
-        return tuple(b - a - 1 for a, b in itertools.pairwise(known))
-
-    def _check_apart(self, times: list[float], least: int) -> None:
-        """Raise a ValueError for times that are all at least so many points apart."""
+    def _check_step(self, at: float, point: int, steps: int, rows: int) -> None:
+        """Raise a ValueError for a row that contradicts the step: between two points, or as far out as those before."""
         assert self.grid is not None
-        gaps = np.diff(times)
-        if np.diff([self.index(one) for one in times]).min() >= least:
-            raise ValueError(
-                f"times must have a common step: with rows every {self.grid.words()}, {len(times)} rows from "
-                f"{self.label(times[0])} on are {gaps.min():g} to {gaps.max():g} seconds apart: give step=, or "
-                "aggregate the rows"
-            )
-
-    def _corrected(self, at: float, rows: int) -> Any:
-        """Find the grid again with one more time, where that is due; returns the new points of all rows, or None."""
-        known = np.array(self.first)
-        count, steps, fits = len(known) + 1, 0, False
-        if self.grid is not None and self.last is not None:
-            wall = self.local(at)
-            point = self.grid.nearest(wall)
-            steps = point - self.last
-            fits = steps > 0 and abs(self.grid.at(point) - wall) <= 0.3 * self.grid.seconds()
-        if (self.told and self.told[0] != MONTHS) or at <= known[-1] or steps > leap(len(known)):
-            return None
-        if fits and rows + steps >= HISTORY and self.told is None and count > CONFIRMED + 1:
-            self._check_apart([*self.first[-1 - CONFIRMED :], at], SPARSE)  # before the grid is settled
-        if fits and count & (count - 1):
-            return None
-        try:
-            grid = self.found(np.append(known, at))
-        except ValueError:
-            if fits or self.grid is None:
-                raise
-            return None
-        assert grid is not None
-        if not fits and self.grid is not None and (at - known[0]) / grid.seconds() > 3 * count:
-            return None  # a single time between two points makes no finer grid
-        same_step = self.grid is not None and (grid.unit, grid.step) == (self.grid.unit, self.grid.step)
-        if same_step and (grid.unit != MONTHS or grid == self.grid):
-            return None  # else months turn out to be counted from their ends
-        other = self.copy()
-        other.grid = grid
-        points = np.array([other.index(one) for one in self.first])
-        if points[-1] - points[0] >= HISTORY:
-            return None
-        self.grid, self.last = grid, int(points[-1])
-        return points
+        self.apart = self.apart + 1 if steps >= SPARSE else 0
+        off = abs(self.grid.at(point) - self.local(at)) / self.grid.seconds()
+        if self.apart >= CONFUSED:
+            what = f"the last {CONFUSED} rows are each {SPARSE} or more steps after the one before"
+        elif self.told is None and rows < SETTLED and off > OFF:
+            what = f"this row is {off:.2g} of a step beside them"
+        else:
+            return
+        raise ValueError(
+            f"times must have a common step: with rows every {self.grid.words()}, {what}, up to {self.label(at)}: give "
+            "step=, or aggregate the rows"
+        )
 
     def local(self, at: float) -> float:
         """Seconds since 1970 in the time of the grid, from those of UTC."""
@@ -230,12 +166,12 @@ class Clock:
 
     def found(self, at: Floats) -> Grid | None:
         """The grid of the first times, given in UTC: days and longer in local time; None for a single one."""
-        other = self.copy()
-        other.grid = None if self.told is None else Grid(*self.told, 0.0)
-        wall = np.array([other.local(value) for value in at.tolist()])
-        if other.grid is not None:
-            months = monthly(wall) if other.grid.unit == MONTHS and len(at) > 1 else None
-            return other.grid._replace(origin=float(wall[0]) if months is None else months.origin)
+        wall = at if self.zone is None else np.array([local_seconds(one, self.zone) for one in at.tolist()])
+        if self.told is not None:
+            grid = Grid(*self.told, 0.0)
+            months = monthly(wall) if grid.unit == MONTHS and len(at) > 1 else None
+            first = wall[0] if grid.seconds() >= DAY else at[0]
+            return grid._replace(origin=float(first) if months is None else months.origin)
         if len(at) < 2:
             return None
         if self.zone is not None and np.diff(wall).min() > 0 and (grid := find_grid(wall, self.dated)).seconds() >= DAY:
@@ -253,12 +189,13 @@ class Clock:
             )
         return self.grid.nearest(wall)
 
-    def numbers(self, points: Any, grid: Grid | None) -> Any:
-        """The numbers of rows at these points of a grid, so that 0 is at midnight of a Monday, or begins a year.
+    def numbers(self, points: Any) -> Any:
+        """The numbers of rows at these points of the grid, so that 0 is at midnight of a Monday, or begins a year.
 
         They go by local time: where daylight saving begins a number is left out, and where it ends one comes twice.
         Without a grid a row's number is its point; the numbers of times that are no dates start at time 0.
         """
+        grid = self.grid
         if grid is None:
             return points
         if grid.unit == MONTHS:
@@ -298,9 +235,11 @@ class Clock:
         zone = self.zone
         return {
             "grid": None if self.grid is None else list(self.grid),
+            "start": self.start,
             "last": self.last,
             "first": list(self.first),
             "waiting": list(self.waiting),
+            "apart": self.apart,
             "dated": self.dated,
             "zone": zone.key if isinstance(zone, ZoneInfo) else None if zone is None else seconds_east(zone),
         }
@@ -308,22 +247,19 @@ class Clock:
     def load_state_dict(self, state: Any) -> None:
         """Continue from the result of `state_dict`; a ValueError names the wrong entry."""
         new = schema.read("state_dict['clock']", state, set(self.state_dict()))
-        grid = None
         if new["grid"] is not None:
             items = new.items("grid", 3)
             if items[0] not in (SECONDS, BUSINESS, MONTHS):
                 raise items.damaged(0, "a unit of time", items[0])
-            grid = Grid(items[0], items.number(1, low=1e-9, high=1e15), items.number(2, low=-1e15, high=1e15))
-            if grid.unit != SECONDS and not grid.step.is_integer():
-                raise items.damaged(1, "an integer", grid.step)
-        self.grid, self.last = grid, None if new["last"] is None else new.integer("last", -(2**48), 2**48)
+            self.grid = Grid(items[0], items.number(1, low=1e-9, high=1e15), items.number(2, low=-1e15, high=1e15))
+            if self.grid.unit != SECONDS and not self.grid.step.is_integer():
+                raise items.damaged(1, "an integer", self.grid.step)
         self.dated, self.zone = bool(new["dated"]), read_zone(new["zone"])
-        self.first, self.waiting = new.items("first").numbers(), new.items("waiting").numbers()
-        many = len(self.first) > SETTLED or len(self.waiting) >= CONFUSED
-        far = np.abs([*self.first, *self.waiting]).max(initial=0.0) > 1e15
-        if many or far or np.diff(self.first).min(initial=1.0) <= 0:
-            raise new.damaged("first", "increasing seconds up to 1e15", len(self.first))
-        with schema.settings(new.path("grid")):
-            last = self.index(self.first[-1]) if self.first and grid is not None else self.last
-            if last != self.last or abs((last or 0) * (1.0 if grid is None else grid.seconds())) > 1e15:
-                raise ValueError(f"point {self.last} must be that of the last row")
+        self.start, self.apart = new.integer("start", -FARTHEST, FARTHEST), new.integer("apart", 0, CONFUSED)
+        self.last = None if new["last"] is None else new.integer("last", self.start, FARTHEST)
+        self.first, self.waiting = new.items("first").numbers(-1e15), new.items("waiting").numbers(-1e15)
+        if abs(self.last or 0) * (1.0 if self.grid is None else self.grid.seconds()) > 1e15:
+            raise new.damaged("grid", f"one on which point {self.last} is near", new["grid"])
+        times = [*self.first, *self.waiting]
+        if len(self.first) != (self.last is not None) or max(times, default=0.0) > 1e15 or sorted(times) != times:
+            raise new.damaged("first", "the time of the first row, before those that wait", times)

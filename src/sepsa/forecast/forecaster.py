@@ -6,6 +6,7 @@ import importlib
 import inspect
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import numpy as np
@@ -62,7 +63,7 @@ class SepSAForecaster(Saves):
         forgetting: Forgetting factors in (0.5, 1], one head for each.
         ridge: Ridge of the heads; 30 has the weight of thirty rows of unit inputs.
         step: Seconds between two rows, or "day", "business day", "week", "month", "quarter" or "year". None: found
-            from the times of the first rows.
+            in the call that brings the second time.
         bounds: The least and the largest value that a series can have, None for no bound.
         every: Rows of a block. 1: forecasts are made after every row. 24: they are made every 24 rows, for the next
             `horizon` ones together, by the learner of `SepSARegressor` with a row for each block, which holds the last
@@ -240,7 +241,7 @@ class SepSAForecaster(Saves):
     @locked
     def clock(self) -> Clock:
         """Return a copy of the clock, which is at the last row."""
-        return self._clock.copy()
+        return copy(self._clock)
 
     @locked
     def times(self, horizon: int | None = None) -> list[Time | None]:
@@ -544,7 +545,7 @@ class SepSAForecaster(Saves):
     def _check(self, y: ArrayLike, X: ArrayLike | None = None, *, times: Times | None = None) -> None:
         """Raise the error that `update` raises for these rows; nothing changes."""
         table, inputs = self._read(y, X, times)
-        self._window_of(table, inputs).check(table.times)
+        self._window_of(table, inputs).check(table.times, len(table.values))
 
     @overload
     def predict(self, horizon: int | None = None, X: ArrayLike | None = None) -> Floats: ...

@@ -22,6 +22,7 @@ NAMED = {
     "year": (MONTHS, 12.0),
 }  # fmt: skip
 WORDS = {units: word for word, units in NAMED.items()}
+UNSEEN = 0.002  # of a step: the jitter that dates may have
 SPARSE = 50  # grid points for each time, beyond which times have no common step
 
 
@@ -92,7 +93,7 @@ def month_of(at: float) -> int:
 
 
 def find_grid(at: Floats, dated: bool) -> Grid:
-    """The grid of these increasing times; a ValueError where they have none."""
+    """The grid of these increasing times: on that of most gaps, if no two of them share a point, else on finer ones."""
     gaps = np.diff(at)
     if dated and gaps.min() > 27.5 * DAY and (grid := monthly(at)) is not None:
         return grid
@@ -100,28 +101,25 @@ def find_grid(at: Floats, dated: bool) -> Grid:
         return grid
     ordered = np.sort(gaps)
     for share in (0.4, 0.2, 0.0):
-        grid = even(at, float(ordered[round(share * (len(gaps) - 1))]))
-        points = np.round((at - grid.origin) / grid.step)
-        if (np.diff(points) > 0).all():
-            if points[-1] - points[0] > SPARSE * len(at) + 1000:
-                break
-            return grid
-    raise ValueError(
-        f"times have no common step: {len(at)} of them are {gaps.min():g} to {gaps.max():g} seconds apart: give step=, "
-        "or aggregate the rows"
-    )
+        grid = even(at, float(ordered[round(share * (len(gaps) - 1))]), dated)
+        if (np.diff(np.round((at - grid.origin) / grid.step)) > 0).all():
+            break
+    return grid
 
 
 ROUND = (WEEK, DAY, 3600.0, 900.0, 300.0, 60.0, 30.0, 10.0, 5.0, 1.0, 0.5, 0.1, 0.01, 0.001)  # steps that people choose
 
 
-def even(at: Floats, step: float) -> Grid:
-    """A grid of about this many seconds: the step of best fit, rounded as people do, and the median offset."""
+def even(at: Floats, step: float, dated: bool) -> Grid:
+    """A grid of about this many seconds: the step of best fit, rounded as people do, and the median offset.
+
+    Two dates have a jitter that does not show in the step of best fit.
+    """
     for _ in range(3):
         points = np.concatenate([[0.0], np.cumsum(np.maximum(np.round(np.diff(at) / step), 1.0))])
         step = float((at[-1] - at[0]) / points[-1])
     jitter = float(np.median(np.abs(at - at[0] - points * step - np.median(at - at[0] - points * step))))
-    slack = max(8.0 * jitter / points[-1], 1e-9 * step)
+    slack = max(8.0 * jitter / points[-1], step * (UNSEEN / points[-1] if dated else 1e-9))
     for unit in ROUND:
         if step >= unit and abs(step - round(step / unit) * unit) <= slack:
             step = round(step / unit) * unit

@@ -22,7 +22,7 @@ class SepSAForecaster(forecaster.SepSAForecaster, Forecaster):
         forgetting: Forgetting factors in (0.5, 1], one head for each.
         ridge: Ridge of the heads; 30 has the weight of thirty rows of unit inputs.
         step: Seconds between two rows, or "day", "business day", "week", "month", "quarter" or "year". None: found
-            from the times of the first rows.
+            in the call that brings the second time.
         bounds: The least and the largest value that a series can have, None for no bound.
         every: Rows of a block. 1: forecasts are made after every row. 24: they are made every 24 rows, for the next
             `horizon` ones together, by the learner of `SepSARegressor` with a row for each block, which holds the last

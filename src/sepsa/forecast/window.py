@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from copy import copy
-from functools import partial
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from sepsa.forecast.clock import HISTORY, SETTLED, Clock, Place
-from sepsa.forecast.grids import Grid
+from sepsa.forecast.clock import HISTORY, Clock
 from sepsa.forecast.model import ForecastModel, Rows, Settings
 from sepsa.forecast.seasons import check_seasons, find_seasons
 from sepsa.forecast.times import Moments
@@ -21,20 +20,29 @@ IMAGINED = 512  # rows of a gap that are forecast; over the others only the seas
 MOST_LAGS = 2000
 
 
+class Plan(NamedTuple):
+    """Rows of a call to learn in order, negative ones waited before, and the gap before each; and those that wait.
+
+    After `late` rows there was no forecast, as they waited for others of the call.
+    """
+
+    order: list[int]
+    gaps: list[int]
+    waiting: list[int]
+    late: list[int]
+
+
 class Window:
     """The rows so far on the grid of a clock, and a model of them with the seasons that are given or found."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.clock = Clock(settings.step)
-        self.grid: Grid | None = None  # that of the rows so far
         self.model: Any = None  # a ForecastModel or a BlockModel as soon as there is a row
         self.seasons: tuple[float, ...] = ()  # that the model was made for
-        self.origin = 0  # the point of the first row on the grid
         self.first: Floats = np.empty((0, settings.series + settings.exogenous))  # values and inputs of the first rows
-        self.timed: Any = np.empty(0, np.int64)  # which of them had a time
         self.skipped: tuple[tuple[int, int], ...] = ()  # rows before which the seasons went on, and by how many rows
-        self.waiting: list[Floats] = []  # values and inputs of rows after a leap in time
+        self.waiting = self.first  # values and inputs of rows after a leap in time
         self.refused = 0  # of them
         self.fit = False  # whether blocks are learned together at the end of a call
 
@@ -45,49 +53,51 @@ class Window:
 
     def learned(self, rows: Rows, moments: Moments | None, fit: bool) -> tuple[Window, list[str]]:
         """A window that has learned further rows as well, and what is strange in them; this one stays as it is."""
-        other, plan = self.placed(moments)
+        other, plan = self.placed(moments, len(rows.Y))
         other.fit = fit
         # They share a model where one call of it, which cannot fail halfway, learns these rows.
-        alone = plan is None or all(map(plain, plan))
-        count = len(rows.Y) if plan is None else sum(sum(place.gaps) + 1 for place in plan)
+        alone = len(plan.order) == len(rows.Y) and max(plan.gaps) <= IMAGINED
+        count = len(plan.gaps) + sum(plan.gaps)
         alone = alone and (self.rows >= HISTORY or self.rows + count < 1 << self.rows.bit_length())
         if self.model is not None and not (alone and self.settings.every == 1):
             other.model = self.model.copy()
-        if plan is None:
-            other.clock.proceed(len(rows.Y))
-            other.learn(rows)
-        else:
-            other._follow(plan, rows)
+        if self.rows and other.clock.grid != self.clock.grid:
+            other._relearn(self.rows)
+        other.learn_placed(rows, plan)
         if self.settings.every > 1:
             other.model.finish()
-        if other.rows >= HISTORY:
-            other.clock.first = []
         dropped = other.refused - self.refused
         said = f"{dropped} row(s) with a time far ahead were left out, as the rows after them have earlier times"
         return other, [said] * (dropped > 0)
 
-    def placed(self, moments: Moments | None) -> tuple[Window, list[Place] | None]:
+    def placed(self, moments: Moments | None, count: int) -> tuple[Window, Plan]:
         """A copy whose clock is after rows of these times, and where they go; an error where they cannot be learned."""
         other = copy(self)
-        clock = other.clock = self.clock.copy()
+        clock = other.clock = copy(self.clock)
         if moments is None:
-            return other, None
+            clock.proceed(count)
+            return other, Plan(list(range(count)), [0] * count, list(range(-len(self.waiting), 0)), [])
         clock.begin(moments)
         clock.check(moments.seconds)
-        rows, plan = self.rows, []
-        for at in moments.seconds.tolist():
-            place = clock.place(at, rows)
-            if place.points is not None:
-                rows = int(np.ptp(place.points)) + 1
-            rows += sum(min(gap, IMAGINED) + 1 for gap in place.gaps)
-            plan.append(place)
+        clock.find(moments.seconds)
+        rows, plan = self.rows, Plan([], [], list(range(-len(self.waiting), 0)), [])
+        for i, at in enumerate(moments.seconds.tolist()):
+            gaps, dropped = clock.place(at, rows)
+            other.refused += dropped
+            del plan.waiting[:dropped]
+            plan.waiting.append(i)
+            if gaps:
+                plan.late.extend(plan.waiting[:-1])
+                plan.order.extend(plan.waiting)
+                plan.gaps.extend(gaps)
+                plan.waiting.clear()
+            rows += sum(min(gap, IMAGINED) + 1 for gap in gaps)
         return other, plan
 
-    def check(self, moments: Moments | None) -> None:
-        """Raise a ValueError where rows of these times cannot be learned."""
-        other, _ = self.placed(moments)
+    def check(self, moments: Moments | None, count: int) -> None:
+        """Raise a ValueError where so many rows of these times cannot be learned."""
+        other, _ = self.placed(moments, count)
         if self.settings.every > 1 and self.model is None:
-            other.grid = other.clock.grid
             other.seasons = other._found(0)
             other._new_model()
 
@@ -113,52 +123,30 @@ class Window:
                     )
             at = stop
         if self.rows >= HISTORY:
-            self.first, self.timed, self.skipped = self.first[:0], self.timed[:0], ()
+            self.first, self.skipped = self.first[:0], ()
 
-    def _follow(self, plan: list[Place], rows: Rows) -> None:
-        """Learn rows at their places."""
-        i = 0
-        while i < len(plan):
-            place, end = plan[i], i + 1
-            if place.dropped:
-                self.refused += place.dropped
-                self.waiting = []
-            self.grid = place.grid
-            if place.points is not None:
-                self.regrid(place.points - place.points[0], int(place.points[0]))
-            if not place.gaps:
-                self.waiting = [*self.waiting, np.append(rows.Y[i], rows.E[i])]
-            else:
-                for row, gap in zip(self.waiting, place.gaps, strict=False):
-                    self.learn_spaced(self._rows(row[None]), [gap])
-                self.waiting = []
-                while end < len(plan) and plain(plan[end]):
-                    end += 1
-                self.learn_spaced(rows.part(i, end), [one.gaps[-1] for one in plan[i:end]])
-            i = end
-
-    def learn_spaced(self, rows: Rows, gaps: list[int]) -> None:
-        """Learn rows with so many missing ones before each."""
-        if gaps[0] > IMAGINED and self.model is not None:
-            if self.rows < HISTORY:
-                self.skipped = (*self.skipped, (self.rows, gaps[0] - IMAGINED))
-            self.model.skip(gaps[0] - IMAGINED)
-        at = np.cumsum(np.minimum(gaps, IMAGINED) + 1) - 1
-        if len(self.timed) < SETTLED and self.rows < HISTORY:
-            self.timed = np.append(self.timed, self.rows + at)
-        if at[-1] < len(rows.Y):
+    def learn_placed(self, rows: Rows, plan: Plan) -> None:
+        """Learn rows at their places, with missing ones in the gaps before them."""
+        if len(plan.order) == len(rows.Y) and not any(plan.gaps):
+            self.waiting = self.waiting[plan.waiting]
             self.learn(rows)
             return
-        known = Rows._make([*(spaced(each, at) if len(each) else each for each in rows[:4]), rows.ahead])
-        self.learn(known)
-        for own, told in ((rows.made, known.made), (rows.quantiles, known.quantiles)):
-            own[:] = told[at[: len(own)]]
-
-    def regrid(self, points: Any, origin: int) -> None:
-        """Put the rows so far on other points of the grid, counted from the first, and learn them again."""
-        self.first = spaced(self.first[self.timed], points)
-        self.timed, self.skipped, self.origin = points, (), origin
-        self._relearn(len(self.first))
+        values, order, gaps = np.vstack([np.hstack(rows[:2]), self.waiting]), np.array(plan.order), np.array(plan.gaps)
+        for start, stop in pairwise(np.unique([0, *np.flatnonzero(gaps > IMAGINED), len(gaps)]).tolist()):
+            if (skip := int(gaps[start]) - IMAGINED) > 0:
+                self.skipped = (*self.skipped, (self.rows, skip)) if self.rows < HISTORY else ()
+                self.model.skip(skip)
+            own = order[start:stop]
+            at = np.cumsum(np.minimum(gaps[start:stop], IMAGINED) + 1) - 1
+            room = [(int(at[-1]) + 1 if len(each) else 0, *each.shape[1:]) for each in rows[2:4]]
+            made, quantiles = (np.full(shape, np.nan) for shape in room)
+            known = self._rows(spaced(values[own], at))
+            self.learn(known._replace(made=made, quantiles=quantiles, ahead=rows.ahead))
+            for out, told in ((rows.made, made), (rows.quantiles, quantiles)):
+                if len(out):
+                    out[own[own >= 0]] = told[at[own >= 0]]
+                    out[plan.late] = np.nan
+        self.waiting = values[plan.waiting]
 
     def _rows(self, values: Floats) -> Rows:
         """Rows to learn without their forecasts, from values and inputs side by side."""
@@ -186,7 +174,7 @@ class Window:
 
     def _found(self, rows: int) -> tuple[float, ...]:
         """The seasons to use from this number of rows on: of heads a longer one as soon as there are two of it."""
-        known = () if self.grid is None else self.grid.seasons()
+        known = () if self.clock.grid is None else self.clock.grid.seasons()
         if not isinstance(self.settings.seasons, str):
             return check_seasons(self.settings.seasons)
         if self.settings.every > 1:
@@ -203,20 +191,18 @@ class Window:
             return ForecastModel(settings._replace(lags=auto if isinstance(lags, str) else lags))
         from sepsa.forecast.blocks import BlockModel  # needs scikit-learn
 
-        return BlockModel(settings, partial(self.clock.numbers, grid=self.grid), self.origin, self.fit)
+        return BlockModel(settings, self.clock.numbers, self.clock.start, self.fit)
 
     # ------------------------------------------------------------------ saving
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as plain data; a settled grid no longer needs which rows had times."""
+        """The state as plain data."""
         return {
             "clock": self.clock.state_dict(),
-            "waiting": np.array(self.waiting).reshape(len(self.waiting), self.first.shape[1]),
+            "waiting": self.waiting,
             "refused": self.refused,
             "first": self.first,
-            "timed": self.timed if self.clock.first else self.timed[:0],
             "skipped": np.array(self.skipped, np.int64).reshape(-1, 2),
-            "origin": self.origin,
             "seasons": list(self.seasons),
             "model": None if self.model is None else self.model.state_dict(),
         }
@@ -225,9 +211,8 @@ class Window:
         """Load a state into this new window."""
         clock, width = self.clock, self.first.shape[1]
         clock.load_state_dict(new["clock"])
-        self.grid = clock.grid
-        self.waiting = list(new.array("waiting", (len(clock.waiting), width), missing=True))
-        self.refused, self.origin = new.integer("refused"), new.integer("origin", -(2**48), 2**48)
+        self.waiting = new.array("waiting", (len(clock.waiting), width), missing=True)
+        self.refused = new.integer("refused")
         if new["model"] is not None:
             with schema.settings("state_dict['seasons']"):
                 self.seasons = check_seasons(new.items("seasons").numbers())
@@ -235,16 +220,10 @@ class Window:
             self.model.load_state_dict(new["model"], new.path("model"))
         kept = self.rows if self.rows < HISTORY else 0
         self.first = new.array("first", (kept, width), missing=True)
-        self.timed = new.array("timed", (len(clock.first),), np.int64, low=0)
         skipped = new.array("skipped", (None, 2), np.int64, low=0)
-        if (np.diff(np.append(self.timed, kept)) < 1).any() or (skipped[:, :1] > kept).any():
-            raise new.damaged("timed", f"increasing numbers of {kept} rows", "others")
+        if (skipped[:, 0] > kept).any():
+            raise new.damaged("skipped", f"before one of {kept} rows", skipped)
         self.skipped = tuple(map(tuple, skipped.tolist()))
-
-
-def plain(place: Place) -> bool:
-    """Whether a row just follows the one before, perhaps after a short gap."""
-    return len(place.gaps) == 1 and place.gaps[0] <= IMAGINED and not place.dropped and place.points is None
 
 
 def spaced(rows: Floats, at: Any) -> Floats:

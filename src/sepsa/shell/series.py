@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import asdict
 from typing import Any
 
@@ -178,23 +179,35 @@ class ForecastTable(SeriesOptions):
                 f"{self.time!r} has dates without marks between their parts, as {at[usable.rows[0]]:.0f}: give "
                 f"--date-format {form}, or leave --time out if its numbers count rows"
             )
-        waiting: list[Any] = []
         rows, held = usable.rows, self.ahead_at[~np.isin(self.ahead_at, at)]
-        for i in np.insert(rows, np.searchsorted(at[rows], held), -1 - np.arange(len(held))):
-            trial = clock.copy()
+        order = np.insert(rows, np.searchsorted(at[rows], held), -1 - np.arange(len(held)))
+        times = np.append(at, held[::-1])[order]
+        try:
+            clock.begin(Moments(times, dated))
+            if len(times):
+                clock.find(times)
+        except ValueError as error:
+            self._refuse_time(usable, rows, error)
+            return
+        waiting: list[int] = []
+        for i, time in zip(order.tolist(), times.tolist(), strict=True):
+            trial = copy(clock)
             try:
-                trial.begin(Moments(at, dated))
-                place = trial.place(float(held[-1 - i] if i < 0 else at[i]), learned)
+                gaps, dropped = trial.place(time, learned)
             except ValueError as error:
-                reason, _, cure = str(error).replace("step=", "--step ").partition(": ")
-                usable.refuse([i] if i >= 0 else [], reason, cure)
+                self._refuse_time(usable, [i] if i >= 0 else [], error)
                 continue
             clock = trial
-            if place.dropped:
+            if dropped:
                 leaps = "its time leaps ahead, and the rows after it do not", "correct these times, or give --step"
                 usable.refuse([k for k in waiting if k >= 0], *leaps)
-            waiting = [] if place.gaps else [*waiting * (not place.dropped), i]
-            learned += len(place.gaps)
+            waiting = [] if gaps else [*waiting * (not dropped), i]
+            learned += len(gaps)
+
+    def _refuse_time(self, usable: UsableRows, rows: Any, error: ValueError) -> None:
+        """Leave out rows whose times the clock refuses."""
+        reason, _, cure = str(error).replace("step=", "--step ").partition(": ")
+        usable.refuse(rows, reason, cure)
 
     def times(self, block: RowBlock) -> tuple[Floats, bool]:
         """The times of a block in seconds, NaN where there is none, and whether they are dates."""
