@@ -100,11 +100,11 @@ def find_grid(at: Floats, dated: bool) -> Grid:
     if dated and gaps.min() > 0.9 * DAY and (grid := business(at)) is not None:
         return grid
     ordered = np.sort(gaps)
-    for share in (0.4, 0.2, 0.0):
-        grid = even(at, float(ordered[round(share * (len(gaps) - 1))]), dated)
-        if (np.diff(np.round((at - grid.origin) / grid.step)) > 0).all():
-            break
-    return grid
+    for share in (0.4, 0.2):
+        found = even(at, float(ordered[round(share * (len(gaps) - 1))]), dated)
+        if (np.diff(np.round((at - found.origin) / found.step)) > 0).all():
+            return found
+    return even(at, float(ordered[0]), dated)
 
 
 ROUND = (WEEK, DAY, 3600.0, 900.0, 300.0, 60.0, 30.0, 10.0, 5.0, 1.0, 0.5, 0.1, 0.01, 0.001)  # steps that people choose
