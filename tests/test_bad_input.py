@@ -352,7 +352,6 @@ ACTS = {
     ("forecasting", "rows of a panel that are not new"): lambda: panel(PANEL, PANEL[:3]),
     ("forecasting", "a series that a panel brings late"): late_series,
     ("forecasting", "blocks with missing hours"): missing_hours,
-    ("forecasting", "blocks whose values come in another unit"): lambda: unit_of_blocks(0.001),
     ("forecasting", "a block far outside all before"): lambda: unit_of_blocks(1000.0),
     ("forecasting", "a block that has begun"): lambda: blocks(HOURS[:-9], horizon=24)[1],
     ("forecasting", "a phase outside of the block"): lambda: seen(sepsa.SepSAForecaster, 24, every=24, start=30),

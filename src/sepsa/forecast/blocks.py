@@ -18,7 +18,6 @@ import numpy as np
 from sepsa.forecast.kernels.step import follow_quantiles
 from sepsa.forecast.model import FIRST_QUANTILES, KNOWN, Rows, Settings
 from sepsa.interfaces.sklearn import SepSARegressor
-from sepsa.learner.arithmetic.robust import HUGE
 from sepsa.learner.memory.parts import Floats
 from sepsa.states import schema
 
@@ -33,17 +32,9 @@ TINY = 0.05  # of the size of all blocks before, below which two blocks are in a
 SHARE = 0.25  # of its targets without which a block is not learned
 RECENT = 0.98  # by which earlier errors count less with each block
 ASSUMED = 32  # normal errors after `fit`, by which the first intervals are drawn
-FAR = 2**48
-COUNTS = {
-    "point": (-FAR, FAR),
-    "rows": (1,),
-    "blocks": (),
-    "newest": (-FAR, FAR),
-    "closed": (0, 1),
-    "dropped": (),
-    "warm_up": (),
-}
-ARRAYS = ("kept", "seen", "quantiles", "far", "size", "judged", "missed")
+COUNTS = ("point", "rows", "blocks", "newest", "closed", "dropped", "warm_up")
+ARRAYS = {"kept": True, "seen": True} | dict.fromkeys(("quantiles", "far", "size", "judged", "missed"), False)
+# Whether values of these arrays may be missing.
 
 
 class BlockModel:
@@ -176,7 +167,6 @@ class BlockModel:
         """Learn the block whose last targets have come with the newest one."""
         self.closed = 1
         self._drop_implausible()
-        self._find_units()
         touched, m = self.touched, self.settings.series
         targets, ahead = np.split(np.concatenate(self.kept[-touched:])[: self.settings.horizon], [m], 1)
         row, level = self._row(self.newest - touched + 1, ahead)
@@ -208,20 +198,6 @@ class BlockModel:
         self.far = np.where(is_new, 0, count)
         self.dropped += int(self.far.sum())
         block[far & ~is_new] = np.nan
-
-    def _find_units(self) -> None:
-        """Find series whose last two blocks are tiny beside all before; zeros, as of a closed shop, are left out.
-
-        The block before the two may have values of both sizes.
-        """
-        values, every = np.abs(np.nan_to_num(self.Y)), self.settings.every
-        count = (values > 0).sum(1)
-        size = np.where(2 * count >= every, values.sum(1) / np.maximum(count, 1), np.inf)  # (blocks, m)
-        least = size[:-3].min(0, initial=np.inf)
-        tiny = (size[-2:].max(0) < TINY * least) & (size[-3:-2] >= TINY * least).all(0) & np.isfinite(least)
-        for j in np.flatnonzero(tiny).tolist():
-            share = size[-2:, j].mean() / least[j]
-            self.found.append((j, self.point, f"{2 * every} values are {share:.1g} of the size of those before"))
 
     # ------------------------------------------------------------------ learning
 
@@ -277,6 +253,19 @@ class BlockModel:
     def reach(self) -> int:
         """The number of rows after the last one that the forecast of their block reaches."""
         return self._ahead(0)[2]
+
+    def check_ahead(self, given: int) -> None:
+        """Raise a ValueError where forecasts do not get the exogenous inputs that the learner has learned with."""
+        if not self.settings.known_ahead and given:
+            raise ValueError(
+                f"X and xs must be None, got {given} rows of inputs: give known_ahead=True to SepSAForecaster, so that "
+                "it learns with the inputs of the rows that it forecasts"
+            )
+        if self.settings.known_ahead and self.settings.exogenous and given != self.reach():
+            raise ValueError(
+                f"X or xs must hold the exogenous inputs of the {self.reach()} rows ahead, as known_ahead=True says, "
+                f"got {given} rows: NaN is a missing one"
+            )
 
     def start_next(self) -> int:
         """The option `start` with which a block begins at the next row."""
@@ -339,18 +328,10 @@ class BlockModel:
         """
         new = schema.read(entry, state_dict, set(self.state_dict()))
         new.equal("start", self.settings.start)
-        counts = new.items("counts", len(COUNTS))
-        for i, (name, ends) in enumerate(COUNTS.items()):
-            setattr(self, name, counts.integer(i, *ends))
-        for i, name in enumerate(ARRAYS):
-            own, data = getattr(self, name), name in ARRAYS[:2]
-            setattr(self, name, new.array(name, own.shape, own.dtype, low=-HUGE if i < 3 else 0.0, missing=data))
-        if (self.kept > HUGE).any():
-            raise new.damaged("kept", f"numbers up to {HUGE:g}", "others")
-        if (np.diff(self.quantiles, axis=0) < 0).any():
-            raise new.damaged("quantiles", "in order", "others")
-        if (new["learner"] is None) != (self.blocks == 0):
-            raise new.damaged("learner", f"that of {self.blocks} blocks", new["learner"])
+        vars(self).update(zip(COUNTS, new["counts"], strict=True))
+        for name, missing in ARRAYS.items():
+            own = getattr(self, name)
+            setattr(self, name, new.array(name, own.shape, own.dtype, missing=missing))
         if new["learner"] is not None:
             self.learner.load_state_dict(new["learner"])
             if self.learner.n_features_in_ != self.width or self.learner._target_shape != (self.size.size,):

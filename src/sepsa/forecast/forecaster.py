@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import warnings
+import zlib
 from collections.abc import Hashable, Mapping, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -32,8 +33,10 @@ from sepsa.interrupt import DeferredInterrupt, locked, new_lock
 from sepsa.learner.arithmetic.robust import HUGE
 from sepsa.learner.memory.parts import Floats
 from sepsa.states import schema
+from sepsa.states.file import dumps, view
 from sepsa.states.objects import Saves, check_stamp, rebuilt_as, stamp
 from sepsa.states.plain import pack_label, unpack_labels
+from sepsa.states.tree import Tree
 from sepsa.validation import at_least, in_range, is_number
 
 if TYPE_CHECKING:
@@ -42,7 +45,6 @@ if TYPE_CHECKING:
 LEAST_RIDGE = 1e-31  # which a ridge must exceed
 LARGEST = {"horizon": 2000, "lags": MOST_LAGS}
 NO_ROW = "the forecaster has learned no row yet: call fit, learn_one or prequential first"
-Value = TypeVar("Value", float, tuple[float, float])
 
 
 @rebuilt_as("sepsa.SepSAForecaster")
@@ -121,7 +123,11 @@ class SepSAForecaster(Saves):
         self._limits = check_bounds(bounds)
         self._check_blocks()
         self._lock = new_lock()
-        self._reset()
+        self._names: list[Hashable] | None = None
+        self._inputs: list[Hashable] = []
+        self._frame = ""  # "pandas" or "polars" where rows came in its frames
+        self._column = ""  # the column of the first frame that had the times
+        self._window = self._new_window(0, 0)
 
     def _check_blocks(self) -> None:
         """Raise a ValueError for options that do not fit `every`."""
@@ -138,14 +144,6 @@ class SepSAForecaster(Saves):
                     f"{name} must be left out for every={self.every}, whose learner finds it by itself, got "
                     f"{getattr(self, name)!r}"
                 )
-
-    def _reset(self) -> None:
-        """Forget all rows."""
-        self._names: list[Hashable] | None = None
-        self._inputs: list[Hashable] = []
-        self._frame = ""  # "pandas" or "polars" where rows came in its frames
-        self._column = ""  # the column of the first frame that had the times
-        self._window = self._new_window(0, 0)
 
     def _new_window(self, series: int, inputs: int) -> Window:
         """A window for so many series and inputs."""
@@ -173,25 +171,6 @@ class SepSAForecaster(Saves):
             deep: Without effect: no option is an estimator.
         """
         return {name: getattr(self, name) for name in OPTIONS}
-
-    def set_params(self, **options: Any) -> Self:
-        """Set options of a forecaster that has no rows yet.
-
-        Args:
-            **options: Options of the constructor by name.
-
-        Returns:
-            The forecaster.
-
-        Raises:
-            ValueError: There are rows, which were learned with other options, or an option is wrong; nothing changed.
-        """
-        unknown = [name for name in options if name not in OPTIONS]
-        if unknown:
-            raise ValueError(f"SepSAForecaster has no option {unknown[0]!r}: its options are {', '.join(OPTIONS)}")
-        if self.rows:
-            raise ValueError(f"options must be set before the first row, got {self.rows} rows: clone the forecaster")
-        return self._become(type(self)(**(self.get_params() | options)))
 
     def _become(self, other: Self) -> Self:
         """Take over the options and the state of another forecaster, which is not used any more."""
@@ -273,28 +252,6 @@ class SepSAForecaster(Saves):
         with self._lock, DeferredInterrupt():
             self._take(Y, X)
 
-    @overload
-    def prequential(
-        self,
-        Y: ArrayLike,
-        X: ArrayLike | None = None,
-        *,
-        horizon: int | None = None,
-        times: Times | None = None,
-        coverage: None = None,
-        known_ahead: bool | None = None,
-    ) -> Floats: ...
-    @overload
-    def prequential(
-        self,
-        Y: ArrayLike,
-        X: ArrayLike | None = None,
-        *,
-        horizon: int | None = None,
-        times: Times | None = None,
-        coverage: float,
-        known_ahead: bool | None = None,
-    ) -> tuple[Floats, Floats, Floats]: ...
     def prequential(
         self,
         Y: ArrayLike,
@@ -304,7 +261,7 @@ class SepSAForecaster(Saves):
         times: Times | None = None,
         coverage: float | None = None,
         known_ahead: bool | None = None,
-    ) -> Floats | tuple[Floats, Floats, Floats]:
+    ) -> Any:
         """Learn rows in order and return the forecasts made after each of them.
 
         Args:
@@ -463,30 +420,15 @@ class SepSAForecaster(Saves):
         if E is None:
             rows = [in_order("xs", self._inputs, read_inputs(x)) for x in xs or ()]
             E = np.array(rows).reshape(len(rows), len(self._inputs))
-        self._check_ahead(len(E))
+        self._model.check_ahead(len(E))
         made, quantiles = self._model.forecast(E)
         return made[:, :steps], quantiles[..., :steps]
 
     def _reach(self) -> int:
         """The number of rows that can be forecast: in blocks those left of what was forecast."""
-        return int(self._model.reach()) if self.every > 1 and self.rows else self.horizon
+        return self.horizon if self._model is None else int(self._model.reach())
 
-    def _check_ahead(self, given: int) -> None:
-        """Raise a ValueError where forecasts in blocks do not get the exogenous inputs that they have learned with."""
-        if self.every == 1:
-            return
-        if not self.known_ahead and given:
-            raise ValueError(
-                f"X and xs must be None, got {given} rows of inputs: give known_ahead=True to SepSAForecaster, so that "
-                "it learns with the inputs of the rows that it forecasts"
-            )
-        if self.known_ahead and self._inputs and given != self._reach():
-            raise ValueError(
-                f"X or xs must hold the exogenous inputs of the {self._reach()} rows ahead, as known_ahead=True says, "
-                f"got {given} rows: NaN is a missing one"
-            )
-
-    def _labelled(self, series: list[list[Value]]) -> list[Value] | list[dict[Hashable, Value]]:
+    def _labelled(self, series: list[list[Any]]) -> list[Any]:
         """The numbers or pairs of each series and step as those of each step, or as dicts of them."""
         if self._flat:
             return series[0]
@@ -547,16 +489,6 @@ class SepSAForecaster(Saves):
         table, inputs = self._read(y, X, times)
         self._window_of(table, inputs).check(table.times, len(table.values))
 
-    @overload
-    def predict(self, horizon: int | None = None, X: ArrayLike | None = None) -> Floats: ...
-    @overload
-    def predict(
-        self, horizon: int | None = None, X: ArrayLike | None = None, *, coverage: float
-    ) -> tuple[Floats, Floats, Floats]: ...
-    @overload
-    def predict(
-        self, horizon: int | None = None, X: ArrayLike | None = None, *, quantiles: Sequence[float]
-    ) -> tuple[Floats, dict[float, Floats]]: ...
     @locked
     def predict(
         self,
@@ -565,7 +497,7 @@ class SepSAForecaster(Saves):
         *,
         coverage: float | None = None,
         quantiles: Sequence[float] | None = None,
-    ) -> object:
+    ) -> Any:
         """Forecast the next rows as an array or, after frames of pandas or Polars, as a Series or frame with times.
 
         Args:
@@ -584,8 +516,7 @@ class SepSAForecaster(Saves):
         if coverage is not None:
             check_coverage(coverage)
         levels = [check_coverage(level, "quantiles") for level in quantiles or ()]
-        steps = self._check_horizon(horizon if self.every == 1 else None)  # a block has the inputs of all its rows
-        made, known = self._forecast(horizon, E=self._rows_ahead(X, steps))
+        made, known = self._forecast(horizon, E=self._rows_ahead(X))
         forecast = self._framed(made)
         if coverage is not None:
             return (forecast, *map(self._framed, interval(known, coverage, self._limits)))
@@ -593,13 +524,11 @@ class SepSAForecaster(Saves):
             return forecast, {level: self._framed(quantile(known, level, self._limits)) for level in levels}
         return forecast
 
-    def _rows_ahead(self, X: ArrayLike | None, steps: int) -> Floats | None:
+    def _rows_ahead(self, X: ArrayLike | None) -> Floats | None:
         """The exogenous inputs of rows to forecast, in the order of their names."""
         if X is None:
             return None
         table = read_table("X", X)
-        if len(table.values) > steps:
-            raise ValueError(f"X must have at most the {steps} rows that are forecast, got {len(table.values)}")
         self._check_times(table)
         return arranged("X", self._inputs, table)
 
@@ -638,13 +567,15 @@ class SepSAForecaster(Saves):
         """Return the state as plain data; a forecaster with the same parameters that loads it continues with the same
         bits.
         """
-        return {
+        state = {
+            "checksum": 0,
             "names": None if self._names is None else [pack_label(name) for name in self._names],
             "inputs": [pack_label(name) for name in self._inputs],
             "frame": self._frame,
             "column": self._column,
             **self._window.state_dict(),
         }
+        return state | {"checksum": checksum(state)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a saved state.
@@ -662,12 +593,13 @@ class SepSAForecaster(Saves):
     def _load(self, state_dict: Any) -> None:
         """Load a state into this new forecaster."""
         new = schema.read("state_dict", state_dict, set(self.state_dict()))
+        with schema.settings("state_dict"):
+            told = checksum(state_dict)
+        if new["checksum"] != told:
+            raise new.damaged("checksum", "that of the other entries", schema.brief(new["checksum"]))
         self._names = None if new["names"] is None else list(unpack_labels(new, "names"))
         self._inputs = list(unpack_labels(new, "inputs"))
-        self._frame = new["frame"] if new["frame"] in ("pandas", "polars") else ""
-        self._column = str(new["column"])
-        if new["model"] is not None and not self._names:
-            raise new.damaged("names", "names of series", new["names"])
+        self._frame, self._column = new["frame"], new["column"]
         self._window = self._new_window(len(self._names or ()), len(self._inputs))
         self._window.load(new)
 
@@ -694,6 +626,15 @@ def check_bounds(bounds: Any) -> tuple[float, float]:
     if not ends[0] < ends[1]:
         raise ValueError(f"bounds must be in order, the lower one first, got {bounds!r}")
     return ends
+
+
+def checksum(state: dict[str, Any]) -> int:
+    """The CRC-32 of all other entries, by which a state that was changed is refused."""
+    tree = Tree()
+    crc = zlib.crc32(dumps(tree.encode(state | {"checksum": 0}, "state")).encode())
+    for array in tree.tensors:
+        crc = zlib.crc32(view(array), crc)
+    return crc
 
 
 def check_coverage(coverage: float, name: str = "coverage") -> float:

@@ -22,6 +22,7 @@ NAMED = {
     "year": (MONTHS, 12.0),
 }  # fmt: skip
 WORDS = {units: word for word, units in NAMED.items()}
+LONGEST = 4096  # rows of a season that a clock knows: a profile of more would hardly be filled
 UNSEEN = 0.002  # of a step: the jitter that dates may have
 SPARSE = 50  # grid points for each time, beyond which times have no common step
 
@@ -66,8 +67,7 @@ class Grid(NamedTuple):
             return (5.0,)
         periods = (DAY, WEEK) if step < DAY else (WEEK, YEAR)
         rows = [round(period / step, 6) for period in periods if self.unit == SECONDS or period == YEAR]
-        longest = 4096
-        return tuple(float(n) for n in rows if 3 <= n <= longest)
+        return tuple(float(n) for n in rows if 3 <= n <= LONGEST)
 
     def words(self) -> str:
         """The step in words."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -84,11 +83,7 @@ class OnlineIntervals(Saves):
             )
         self._errors.update(np.atleast_1d(values - made))
 
-    @overload
-    def interval(self, forecast: float) -> tuple[float, float]: ...
-    @overload
-    def interval(self, forecast: Sequence[float] | Floats) -> tuple[Floats, Floats]: ...
-    def interval(self, forecast: ArrayLike) -> tuple[float, float] | tuple[Floats, Floats]:
+    def interval(self, forecast: ArrayLike) -> tuple[Any, Any]:
         """Return the two ends of the interval of a forecast: that of the row `ahead` rows after the last value.
 
         The ends are infinite until there are coverage / (1 - coverage) errors: 9 for 0.9.

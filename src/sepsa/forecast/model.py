@@ -20,6 +20,7 @@ from sepsa.states import schema
 
 FIRST_QUANTILES: Floats = np.sqrt(np.pi / 2) * np.array(SCORES)  # in mean absolute errors
 KNOWN = len(LEVELS) + 1  # quantiles of errors, and the number of errors
+BIAS_RIDGE = 1e-3  # at most: a level is learned from the first rows
 SAVED = ("heads", "stack", "exogenous", "shared")
 function = cache(lambda kernel: CALL(code.address(kernel)))
 
@@ -131,7 +132,7 @@ class ForecastModel:
     def _write_settings(self) -> None:
         """Write the parts that follow from the settings, and those that begin with the ridge."""
         memory, settings = self.memory, self.settings
-        given, bias_ridge = memory.of("fixed"), 1e-3
+        given = memory.of("fixed")
         given("FORGETTING")[:], given("LIMITS")[:] = settings.forgetting, settings.bounds
         given("ANGLES")[:], given("PERIODS")[:], given("SPANS")[:] = (
             settings.angles(),
@@ -139,7 +140,7 @@ class ForecastModel:
             settings.spans(),
         )
         given("RIDGE")[:] = given("CHANGES_RIDGE")[:] = settings.ridge
-        given("RIDGE")[-settings.common()] = min(bias_ridge, settings.ridge)
+        given("RIDGE")[-settings.common()] = min(BIAS_RIDGE, settings.ridge)
         for group, ridge in (("heads", "RIDGE"), ("stack", "STACK_RIDGE"), ("exogenous", "CHANGES_RIDGE")):
             memory("LEFT", group)[:], memory("D", group)[:] = given(ridge), 1 / given(ridge)
 
@@ -189,6 +190,15 @@ class ForecastModel:
         self._run(step.forecast, self.rows, told, len(E))
         return told.made[0], told.quantiles[0]
 
+    def reach(self) -> int:
+        """The number of rows after the last one that are forecast."""
+        return self.settings.horizon
+
+    def check_ahead(self, given: int) -> None:
+        """Raise a ValueError where there are more rows of inputs ahead than are forecast."""
+        if given > self.settings.horizon:
+            raise ValueError(f"X and xs must have at most the {self.settings.horizon} rows of a forecast, got {given}")
+
     def skip(self, rows: int) -> None:
         """Let the seasons go on by this many rows, of which nothing is known."""
         self.part("COUNTS")["phase"] += rows
@@ -207,18 +217,6 @@ class ForecastModel:
         new = schema.read(entry, state_dict, set(SAVED))
         for name in SAVED:
             self.memory.load(new[name], new.path(name), name)
-        self._check(new)
-
-    def _check(self, new: schema.Entries) -> None:
-        """Raise a ValueError for numbers far beyond the values observed."""
-        observed = 1.0 + np.abs(self.part("EXTENT")).max()
-        for name, least in parts.BESIDE.items():
-            for each in least.split():
-                most = 1e6 if each in ("ENDS", "W") else 1e3
-                if (np.abs(self.memory(each, name)) > most * observed).any():
-                    raise schema.damaged(
-                        f"{new.path(name)}[{each!r}]", "not so large beside the values observed", "another"
-                    )
 
 
 def quantile(known: Floats, level: float, bounds: tuple[float, float]) -> Floats:

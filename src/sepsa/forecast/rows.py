@@ -11,7 +11,7 @@ import numpy as np
 
 from sepsa.forecast.times import Moments, read_times
 from sepsa.learner.arithmetic.robust import HUGE
-from sepsa.learner.columns.cells import DATE, date_formats
+from sepsa.learner.columns.cells import date_formats
 from sepsa.learner.columns.frame import as_pandas
 from sepsa.learner.columns.reader import column_of
 from sepsa.learner.memory.parts import Floats
@@ -63,7 +63,7 @@ def read_table(what: str, data: Any, times: Any = None) -> Table:
         names = [data.name]
     elif names is None:
         names = [ONLY] if flat and what != "X" else list(range(rows.shape[1]))
-    moments = None if times is None else read_times(times)
+    moments = times if times is None or isinstance(times, Moments) else read_times(times)
     if moments is not None and len(moments.seconds) != len(rows):
         raise ValueError(f"times must be those of {len(rows)} rows, got {len(moments.seconds)}")
     return Table(rows, names, flat, moments, frame, column)
@@ -85,19 +85,11 @@ def index_times(what: str, index: Any) -> Any:
         return index
     if getattr(index, "nlevels", 1) == 1 and index.dtype.kind in "iufb":
         return None
-    if len(index) and all(isinstance(one, date) or is_iso(one) for one in index):
-        return list(index)
-    text = index[0] if len(index) else ""
-    formats = date_formats(text) if isinstance(text, str) else []
-    cure = f"{what}.reset_index(drop=True) for rows without times"
-    if formats:
-        cure = f"{what}.set_axis(pandas.to_datetime({what}.index, format=...)) with {' or '.join(map(repr, formats))}"
-    raise ValueError(f"the index of {what} must have times, or count the rows, got {text!r}: give times=, or {cure}")
-
-
-def is_iso(one: Any) -> bool:
-    """Whether this is a text such as 2026-01-31T12:00."""
-    return isinstance(one, str) and DATE.fullmatch(one) is not None
+    try:
+        return read_times(list(index))
+    except ValueError as error:
+        cure = f"give times=, or {what}.reset_index(drop=True) for rows without times"
+        raise ValueError(f"the index of {what} must have times, or count the rows: {error}: {cure}") from None
 
 
 def numbers(what: str, data: Any) -> Floats:

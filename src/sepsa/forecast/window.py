@@ -220,10 +220,7 @@ class Window:
             self.model.load_state_dict(new["model"], new.path("model"))
         kept = self.rows if self.rows < HISTORY else 0
         self.first = new.array("first", (kept, width), missing=True)
-        skipped = new.array("skipped", (None, 2), np.int64, low=0)
-        if (skipped[:, 0] > kept).any():
-            raise new.damaged("skipped", f"before one of {kept} rows", skipped)
-        self.skipped = tuple(map(tuple, skipped.tolist()))
+        self.skipped = tuple(map(tuple, new.array("skipped", (None, 2), np.int64, low=0).tolist()))
 
 
 def spaced(rows: Floats, at: Any) -> Floats:

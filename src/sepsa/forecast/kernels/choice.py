@@ -37,6 +37,10 @@ LEVEL, SLOPE = range(2)  # in TREND
 SURE = 1.5  # standard errors from which heads, or another naive forecast, beat the naive forecast in use
 GUARD = 3.0  # standard errors by which the latest absolute errors of heads may be larger
 RECENT = 0.99  # discount of the errors by which forecasts are bounded and intervals scaled
+# Of smoothing: the level is nearly the last value, and the slope half of its last change, damped over twenty rows.
+TO_LEVEL, TO_SLOPE, DAMPING = 0.95, 0.5, 0.95
+LARGEST = 10.0  # typical errors, to which those of candidates are bounded: an outlier decides no choice
+QUICKEST = 0.15  # least rate of the means of a season's rows: the last ten or so count
 
 exceeds = called(candidates.exceeds)
 
@@ -98,19 +102,18 @@ def smooth(model, t):
     """
     z, trend, extent, H = row.Z(model), stack.TREND(model), shared.EXTENT(model), size.horizon(model)
     smoothed = stack.SMOOTHED(model)[t % H]
-    to_level, to_slope, damping = 0.95, 0.5, 0.95
     for j in range(z.size):
         if t == 0:
             trend[j, LEVEL] = z[j]
-        trend[j, SLOPE] *= damping
+        trend[j, SLOPE] *= DAMPING
         trend[j, LEVEL] += trend[j, SLOPE]
         e = z[j] - trend[j, LEVEL]
-        trend[j, LEVEL] += to_level * e
-        trend[j, SLOPE] += to_level * to_slope * e
+        trend[j, LEVEL] += TO_LEVEL * e
+        trend[j, SLOPE] += TO_LEVEL * TO_SLOPE * e
         low, high = 2.0 * extent[0, j] - extent[1, j], 2.0 * extent[1, j] - extent[0, j]
         slope, made = trend[j, SLOPE], trend[j, LEVEL]
         for h in range(H):
-            slope *= damping
+            slope *= DAMPING
             made += slope
             smoothed[j, h] = min(max(made, low), high)
 
@@ -148,7 +151,6 @@ def follow_candidates(model, t, now):
     )
     base, lags = shared.views("BASE LAGS", model)
     H, bases = size.horizon(model), periods.size + 1
-    largest = 10.0  # typical errors
     for h in range(min(t, H)):
         at = (t - h - 1) % H
         rate = max(1.0 - CHOICE, min(RISE / (t - h), 1.0))
@@ -164,11 +166,11 @@ def follow_candidates(model, t, now):
             others = (heads[at, j, h], stacked[at, j, h], value - missing[j, h])
             for i in range(bases + 3):
                 made = naive[i] if i < bases else others[i - bases]
-                missed[i, j, h] += rate * (min(abs(value - made) / unit, largest) - missed[i, j, h])
-            leading = min(abs(off) / unit, largest)
+                missed[i, j, h] += rate * (min(abs(value - made) / unit, LARGEST) - missed[i, j, h])
+            leading = min(abs(off) / unit, LARGEST)
             for i in range(naive.size):
                 error, change = (value - naive[i]) / unit, (mixed[at, j, h] - naive[i]) / unit
-                error, change = min(max(error, -largest), largest), min(max(change, -largest), largest)
+                error, change = min(max(error, -LARGEST), LARGEST), min(max(change, -LARGEST), LARGEST)
                 follow_naive(known[j, h, i], error, change, leading, rate, soon)
 
 
@@ -285,7 +287,6 @@ def follow_seasons(model, t):
     off, profile = stack.views("OFF PROFILE", model)
     phase = shared.COUNTS(model).phase
     off = off[t % size.horizon(model)]
-    quickest = 0.15  # rate of the means
     for j in range(z.size):
         for i in range(periods.size):
             slot = int(phase % periods[i])
@@ -293,5 +294,5 @@ def follow_seasons(model, t):
                 profile[j, i, slot] = z[j]
             off[j, i] = z[j] - profile[j, i, slot]
             if there[j]:
-                rate = max(quickest, 1.0 / (1.0 + t // periods[i]))
+                rate = max(QUICKEST, 1.0 / (1.0 + t // periods[i]))
                 profile[j, i, slot] += rate * (z[j] - profile[j, i, slot])

@@ -18,6 +18,7 @@ from sepsa.learner.arithmetic.weigh import relative_weight
 
 # Over the number of rows so far, the rate of recent means while these are few: later rows count more than first ones.
 RISE = 1.5
+DISCOUNT = 0.998  # of the losses by which heads are weighed: the last 500 rows count
 FIRST_ROWS = 32  # before any value is implausible, and any loss a measure of others
 
 due = called(restoration.due)
@@ -85,10 +86,10 @@ def learn_targets(model, t):
     z, there = row.views("Z THERE", model)
     X, W, losses, gain, restored, first = heads.views("X W LOSS GAIN RESTORED FIRST", model)
     base = shared.BASE(model)
-    H, discount = size.horizon(model), 0.998  # of the losses by which heads are weighed
+    H = size.horizon(model)
     for h in range(min(t, H)):
         at = (t - h - 1) % H
-        rate = max(1.0 - discount, min(RISE / (t - h), 1.0))
+        rate = max(1.0 - DISCOUNT, min(RISE / (t - h), 1.0))
         for j in range(z.size):
             if not there[j]:
                 continue

@@ -17,11 +17,6 @@ from sepsa.learner.memory.views import Frame, Group
 from sepsa.restoration import due
 
 MOST = 1e40  # of standardized numbers in a state; those in units of the series, and of the ridge, may be larger
-BESIDE = {  # parts in units of a series, which a saved state has not much larger than the values observed
-    "stack": "PROFILE OFF HEADS STACKED MIXED TREND SMOOTHED",
-    "exogenous": "W LOSS",
-    "shared": "REACH LAGS BASE MADE ENDS SIZE",
-}
 MOST_ROWS = 2**48
 LEVELS = (0.005, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975, 0.995)  # of the quantiles of errors
 SCORES = tuple(NormalDist().inv_cdf(level) for level in LEVELS)  # of normal errors
@@ -186,16 +181,7 @@ stack = Group(
         "naive": lambda sizes: 2 * (sizes["seasons"] + 1) + 1,
         "candidates": lambda sizes: sizes["seasons"] + 4,
     },
-    rules=(
-        TURN_RULE,
-        Rule(
-            "KNOWN",
-            "squares",
-            lambda part: (
-                part("KNOWN")[..., [LEAD_SQUARE, GAIN_SQUARE, CHANGE_SQUARE, ERROR_SQUARE]].min(initial=0.0) >= 0
-            ),
-        ),
-    ),
+    rules=(TURN_RULE,),
 )
 # What exogenous inputs explain: the moments of these, and heads on their changes over each season.
 exogenous = Group(
@@ -225,29 +211,11 @@ exogenous = Group(
     rules=(TURN_RULE,),
 )
 COUNTS = Record(
-    rows=Field(int, bounds=(0, MOST_ROWS)),
+    rows=Field(int, bounds=(1, MOST_ROWS)),
     outliers=int,  # values that were implausible
     phase=Field(int, bounds=(0, MOST_ROWS)),  # the place in the seasons: rows, and those that were skipped
     shifts=int,  # changes of a series' level
 )
-
-
-def counted(part: Callable[[str], Any]) -> bool:
-    """Whether the numbers of rows and of outliers agree."""
-    rows, outliers, phase, shifts = part("COUNTS").item()
-    return bool(0 < rows <= phase and shifts <= outliers <= rows * part("MEAN").size)
-
-
-def scales_agree(part: Callable[[str], Any]) -> bool:
-    mean, last, base = part("MEAN"), part("LAST"), part("BASE")
-    off = mean + part("SCALE") * base[(int(part("COUNTS")["rows"]) - 1) % len(base)] - last
-    return bool((np.abs(off) <= 1e-9 * (np.abs(mean) + np.abs(last))).all())
-
-
-def errors_have_rows(part: Callable[[str], Any]) -> bool:
-    began, judged = part("BEGAN"), part("JUDGED")
-    rows = np.where(began < 0, 0, int(part("COUNTS")["rows"]) - began)
-    return bool((rows >= 0).all() and (judged < np.maximum(rows[:, None] - np.arange(judged.shape[1]), 1)).all())
 
 
 shared = Group(
@@ -279,12 +247,5 @@ shared = Group(
         "kinds": lambda sizes: 1 + (sizes["exogenous"] > 0),
         "phases": lambda sizes: sizes["longest"] + 1,
     },
-    rules=(
-        Rule("QUANTILES", "in order", lambda part: bool((np.diff(part("QUANTILES"), axis=1) >= 0).all())),
-        Rule("EXTENT", "in order", lambda part: bool((part("EXTENT")[0] <= part("EXTENT")[1]).all())),
-        Rule("SCALE", "that of the last values", scales_agree),
-        Rule("COUNTS", f"numbers of rows up to {MOST_ROWS}", counted),
-        Rule("JUDGED", "numbers of rows", errors_have_rows),
-    ),
 )
 GROUPS = (fixed, row, heads, stack, exogenous, shared)
