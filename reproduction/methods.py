@@ -210,9 +210,7 @@ def first_order(name: str, model: nn.Module) -> tuple[Any, dict[str, Any]]:
     return base, options | ({"fused": True} if on_gpu and name != "RMSprop" else {})
 
 
-def separable(
-    model: nn.Module, solver: HeadSolver, body: str, lr: float, decay: float = WEIGHT_DECAY
-) -> SepSA[HeadSolver]:
+def separable(model: nn.Module, solver: HeadSolver, body: str, lr: float, decay: float = WEIGHT_DECAY) -> SepSA:
     """SepSA with this head solver and a first-order optimizer for the body."""
     base, options = first_order(body, model)
     return SepSA(model, base, solver=solver, lr=lr, weight_decay=decay, **options)

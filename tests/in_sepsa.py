@@ -16,11 +16,11 @@ from sepsa.testing.case import COPIES, Case, expect, expect_change, expect_same,
 from sepsa.testing.checks import model_and_data
 
 
-def started(case: Case) -> tuple[nn.Sequential, SepSA[Any], Tensor, Tensor]:
+def started(case: Case) -> tuple[nn.Sequential, SepSA, Tensor, Tensor]:
     """A network and a SepSA that have learned three batches, and the data."""
     with torch.random.fork_rng(devices=[]):
         model, x, y = model_and_data(case)
-        optimizer: SepSA[Any] = SepSA(model, torch.optim.Adam, solver=case.make(), lr=0.01)
+        optimizer = SepSA(model, torch.optim.Adam, solver=case.make(), lr=0.01)
     for i in range(3):
         optimizer.learn(x[20 * i :][:20], y[20 * i :][:20])
     return model, optimizer, x, y
@@ -29,7 +29,7 @@ def started(case: Case) -> tuple[nn.Sequential, SepSA[Any], Tensor, Tensor]:
 def copies_with_a_scheduler(case: Case) -> None:
     """Copies and pickles of a SepSA with a learning-rate scheduler train like the original and leave it alone."""
 
-    def train(optimizer: SepSA[Any], scheduler: Any) -> list[tuple[str, Any]]:
+    def train(optimizer: SepSA, scheduler: Any) -> list[tuple[str, Any]]:
         for i in range(3, 7):
             optimizer.learn(x[20 * i :][:20], y[20 * i :][:20])
             scheduler.step()
@@ -51,7 +51,7 @@ def copies_with_a_scheduler(case: Case) -> None:
         expect_same(learned, everything(optimizer), f"a {way} of the optimizer alone is its own", "its step changed {}")
 
 
-def everything(optimizer: SepSA[Any]) -> list[tuple[str, Any]]:
+def everything(optimizer: SepSA) -> list[tuple[str, Any]]:
     """A copy of every number of the model, the solver and the base."""
     moments = [[*state.values()] for state in optimizer.base.state.values()]
     rates = [group["lr"] for group in optimizer.param_groups]
@@ -85,13 +85,14 @@ def frozen_heads_stay(case: Case) -> None:
 
 
 def other_dtypes_are_followed(case: Case) -> None:
-    """After `model.to(torch.bfloat16)` and back, a network goes on learning and its states load."""
+    """After `model.to(torch.bfloat16)` and back, a head goes on learning and its states load."""
     model, optimizer, x, y = started(case)
     for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.float32):
         model.to(dtype)
+        optimizer.state.clear()  # torch's optimizers do not follow a dtype
         with torch.random.fork_rng(devices=[]):
             again = model_and_data(case)[0].to(dtype)
-            twin: SepSA[Any] = SepSA(again, torch.optim.Adam, solver=case.make(), lr=1.0)
+            twin = SepSA(again, torch.optim.Adam, solver=case.make(), lr=1.0)
         again.load_state_dict(model.state_dict())
         twin.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # torch's own loader shares the moments
         before = snapshot(optimizer.solver)

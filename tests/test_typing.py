@@ -1,4 +1,4 @@
-"""What mypy knows of a SepSA: `make lint` checks this file too, so a lost type is an error there."""
+"""What mypy knows of the interfaces: `make lint` checks this file too, so a lost type is an error there."""
 
 from __future__ import annotations
 
@@ -7,35 +7,11 @@ from typing import assert_type
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
-from torch import nn
 
-from sepsa import RLS, HeadSolver, OnlineIntervals, SepSA, SepSAForecaster, SepSARegressor, SoftmaxNewton
+from sepsa import OnlineIntervals, SepSAForecaster, SepSARegressor
 
 Floats = NDArray[np.float64]
-
-
-def test_the_solver_keeps_its_type() -> None:
-    model = nn.Linear(3, 2)
-    default = SepSA(model, torch.optim.Adam, lr=1e-3)
-    assert_type(default, SepSA[RLS])
-    assert_type(default.solver.samples, float)
-    newton = SepSA(nn.Linear(3, 2), torch.optim.Adam, head=None, solver=SoftmaxNewton(), lr=1e-3)
-    assert_type(newton, SepSA[SoftmaxNewton])
-    assert_type(newton.solver.ridge_now, float)
-
-
-def test_any_solver_will_do() -> None:
-    solvers: list[HeadSolver] = [RLS(), SoftmaxNewton()]
-    optimizers = [SepSA(nn.Linear(3, 2), torch.optim.SGD, solver=solver) for solver in solvers]
-    assert_type(optimizers, list[SepSA[HeadSolver]])
-    assert_type(optimizers[0].solver.loss(torch.zeros(1, 2), torch.zeros(1, 2)), torch.Tensor)
-
-
-def test_the_parameter_is_written_or_inferred() -> None:
-    written: SepSA[RLS] = SepSA[RLS](nn.Linear(3, 2), torch.optim.SGD, solver=RLS())
-    assert isinstance(written.solver, RLS)
 
 
 def test_predict_returns_what_return_std_says() -> None:

@@ -32,7 +32,7 @@ def names() -> list[str]:
     return sorted(kinds - LEFT_OUT)
 
 
-def built(name: str, rate: float) -> SepSA[Any]:
+def built(name: str, rate: float) -> SepSA:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 50), nn.Tanh(), nn.Linear(50, 2)).cuda()
     if name == "Muon":

@@ -209,7 +209,7 @@ MUTANTS = [
     Mutant("training/observer: statistics", OBSERVER, "buffer.copy_(before)", "pass", OPTIMIZER),
     Mutant("training/epochs: forgets again", "training/epochs.py", "solver.forgets = not self.forgot",
            "solver.forgets = True", ACCUMULATION),
-    Mutant("training/rows: rows left out", "training/rows.py",
+    Mutant("training/observation: rows left out", OBSERVATION,
            "self.observed.nonzero()[:, 0]", "torch.arange(len(flat))", MASKS),
     Mutant("training/observation: a copy of the head", OBSERVATION, "copy.copy_(parameter.detach())", "pass", OPERATOR),
     Mutant("training/observation: the mean", "training/observation.py",

@@ -394,23 +394,6 @@ def test_it_says_what_it_is():
 # ---------------------------------------------------------------------- mistakes that get a cure
 
 
-class WithHead(torch.optim.SGD):
-    """A base with an option that is also an argument of SepSA."""
-
-    def __init__(self, params, lr=1e-2, head=0, epoch=0):
-        super().__init__(params, lr)
-        self.head, self.epoch = head, epoch
-
-
-def test_options_of_the_base_do_not_collide_with_arguments():
-    with pytest.raises(TypeError, match=r"head is an argument of SepSA and an option of WithHead: build the base"):
-        SepSA(network(), WithHead, head="2")
-    optimizer = SepSA(network(), WithHead, epoch=3)  # which is no argument of SepSA
-    assert (optimizer.base.epoch, optimizer.samples_per_epoch) == (3, None)
-    model = network()
-    assert SepSA(model, WithHead(model[0].parameters(), head=7), head="2").base.head == 7
-
-
 def test_a_head_that_was_changed_or_replaced_is_named():
     inputs, targets = batches()[0]
     model = network()
@@ -550,19 +533,6 @@ def test_a_model_with_hooks_can_be_scripted():
 
 
 # ---------------------------------------------------------------------- what looks like a mistake and is none
-
-
-@pytest.mark.parametrize("base", [torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adafactor])
-def test_another_dtype_in_mid_run_is_followed(base):
-    model, twin = network(), network()
-    optimizer, other = (SepSA(m, base, lr=1e-2) for m in (model, twin))
-    for k, (inputs, targets) in enumerate(batches(6)):
-        model.to(torch.float64 if k > 2 else torch.float32)
-        optimizer.learn(inputs.to(model[0].weight.dtype), targets.to(model[0].weight.dtype))
-        other.learn(inputs, targets)
-    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
-        assert p.dtype == torch.float64
-        torch.testing.assert_close(p.float(), q, rtol=1e-4, atol=1e-5)
 
 
 def test_numpy_numbers_are_numbers(tmp_path):

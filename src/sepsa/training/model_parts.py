@@ -118,17 +118,6 @@ def checked_solver(given: Any) -> HeadSolver:
     return given
 
 
-def refuse_same_names(base: Any, given: dict[str, Any]) -> None:
-    """Raise an error for a given argument of SepSA that is also an option of the class `base`."""
-    options = inspect.signature(base).parameters if isinstance(base, type) else {}
-    for name, value in given.items():
-        if value and name in options:
-            raise TypeError(
-                f"{name} is an argument of SepSA and an option of {base.__name__}: build the base yourself, as by "
-                f"SepSA(model, base={base.__name__}(parameters of the body, {name}=...))"
-            )
-
-
 def check_forgetting(forget_per: str, samples_per_epoch: int | None, solvers: dict[str, Any], is_default: bool) -> None:
     """Raise an error for an unknown `forget_per`, and for solvers whose forgetting cannot be set so."""
     if forget_per not in ("update", "step"):
@@ -161,12 +150,12 @@ def build_base(model: nn.Module, heads: dict[str, nn.Linear], base: Base, option
     if isinstance(base, (type, list, tuple)):
         refuse_other_heads(model, heads, (p for _, p in body))
     if isinstance(base, type):
-        return build_one(model, base, options, body)
+        return build_one(base, options, body)
     if options:
         what = "is an instance, so it" if isinstance(base, Optimizer) else "is a function or a list, which"
         raise ValueError(f"base {what} already has its options, got also {sorted(options)}")
     if isinstance(base, (list, tuple)):
-        return build_several(model, base, body)
+        return build_several(base, body)
     built = base if isinstance(base, Optimizer) or not callable(base) else base(body)
     if not isinstance(built, Optimizer):
         raise TypeError(
@@ -174,14 +163,14 @@ def build_base(model: nn.Module, heads: dict[str, nn.Linear], base: Base, option
             "which parameters), or a function of the body's named parameters that returns an optimizer"
         )
     given = [p for group in built.param_groups for p in group["params"]]
-    refuse_unfit(model, type(built), [])
+    refuse_unfit(type(built))
     refuse_head_parameters(heads, given)
     refuse_other_heads(model, heads, given)
     warn_left_out(model, heads, given)
     return built
 
 
-def build_one(model: nn.Module, kind: Any, options: dict[str, Any], body: list[tuple[str, nn.Parameter]]) -> Optimizer:
+def build_one(kind: Any, options: dict[str, Any], body: list[tuple[str, nn.Parameter]]) -> Optimizer:
     """An optimizer of the class `kind` on these parameters of the body."""
     if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
         raise TypeError(f"base must be a torch.optim.Optimizer class or instance, got {kind!r}")
@@ -193,11 +182,11 @@ def build_one(model: nn.Module, kind: Any, options: dict[str, Any], body: list[t
             f"{misplaced[0]} is a setting of the head solver and not of {kind.__name__}: "
             f"write SepSA(model, {kind.__name__}, solver=RLS({settings}))"
         )
-    refuse_unfit(model, kind, body)
+    refuse_unfit(kind)
     return kind([{"params": [parameter for _, parameter in body]}], **options)
 
 
-def build_several(model: nn.Module, parts: Sequence[Any], body: list[tuple[str, nn.Parameter]]) -> Optimizer:
+def build_several(parts: Sequence[Any], body: list[tuple[str, nn.Parameter]]) -> Optimizer:
     """One optimizer for each part, on the parameters that it selects from those not selected before."""
     optimizers = []
     for i, part in enumerate(parts):
@@ -213,7 +202,7 @@ def build_several(model: nn.Module, parts: Sequence[Any], body: list[tuple[str, 
         if chosen:
             taken = {id(p) for _, p in chosen}
             body = [(name, p) for name, p in body if id(p) not in taken]
-            optimizers.append(build_one(model, kind, options, chosen))
+            optimizers.append(build_one(kind, options, chosen))
     if body or not optimizers:
         raise ValueError(
             f"base has no optimizer for {few([name for name, _ in body])}: end it with one for the rest, as "
@@ -222,26 +211,13 @@ def build_several(model: nn.Module, parts: Sequence[Any], body: list[tuple[str, 
     return JointOptimizer(optimizers)
 
 
-def refuse_unfit(model: nn.Module, kind: type[Optimizer], body: list[tuple[str, nn.Parameter]]) -> None:
-    """Raise an error for optimizers that evaluate the model several times per step or cannot train these parameters."""
+def refuse_unfit(kind: type[Optimizer]) -> None:
+    """Raise an error for an optimizer that evaluates the model several times per step."""
     if issubclass(kind, torch.optim.LBFGS):
         raise ValueError(
             "base LBFGS evaluates the model several times a step, and the head would learn the same samples each time: "
             "use Adam, SGD or another optimizer that evaluates it once"
         )
-    tables = [m for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse]
-    sparse = {id(table.weight) for table in tables}
-    for limited, moves, fits, cure in (
-        ("Muon", "matrices", lambda p: p.ndim == 2, "sepsa.muon(model, lr=...), or a list"),
-        ("SparseAdam", "sparse embeddings", lambda p: id(p) in sparse, "a list"),
-    ):
-        unfit = [name for name, p in body if not fits(p)] if issubclass(kind, getattr(torch.optim, limited, ())) else []
-        if unfit:
-            raise ValueError(
-                f"base {kind.__name__} trains only {moves}, not {few(unfit)}: use base={cure} "
-                f"[(torch.optim.{limited}, {{...}}, selects), (torch.optim.AdamW, {{...}}, None)], where selects is a "
-                "function of name and parameter"
-            )
 
 
 def few(names: list[str]) -> str:

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from sepsa.heads import Capturable, LearnsPartly
+from sepsa.heads.base.checks import check_rows, check_weight
 from sepsa.heads.base.partial_targets import weighted_mean
 from sepsa.ranks import exchange
 from sepsa.torch_internals import parameters_of, pre_hooks_of, saved_tensors_hooks
 from sepsa.training.observer import Checkpoint, HeadNotReached, Observer
-from sepsa.training.rows import Batch, may_be_missing, observed_rows, weight_rows
+from sepsa.training.rows import are_labels, may_be_missing, observed_rows, weight_rows
 
 
 class Observation:
@@ -144,7 +145,7 @@ class Observation:
                 if not self.idle:
                     self.learn_captured(features)
             elif self.idle:
-                self.batch(features).check(observer.head, observer.partial_targets, observer.partial_targets)
+                self.check(features, observer.partial_targets)
                 self.find_observed(features)
             elif self.among_ranks and (group := observer.ranks.group()) is not None:
                 self.learn_together(group, features)
@@ -207,9 +208,8 @@ class Observation:
         """Let the head learn `head_fraction` of the observed rows."""
         observer, samples = self.observer, (features, self.targets, self.sample_weight)
         if self.observed is not None or observer.head_fraction < 1.0:
-            batch = self.batch(features)
-            batch.check(observer.head, observer.partial_targets, observer.partial_targets)
-            samples = batch.draw(observer.head_fraction, observer.generator)
+            self.check(features, observer.partial_targets)
+            samples = self.draw(features)
             if not len(samples[0]):
                 return
         if observer.epochs is None:
@@ -223,8 +223,8 @@ class Observation:
         try:
             if features.numel():
                 self.find_observed(features)
-                self.batch(features).check(observer.head, observer.partial_targets, per_output_weight=False)
-            own = self.batch(features).draw(observer.head_fraction, observer.generator)
+                self.check(features, per_output_weight=False)
+            own = self.draw(features)
             offered = features.numel() // features.shape[-1]
         except Exception as refused:  # raised after the exchange that the other ranks wait for
             error = refused
@@ -252,9 +252,28 @@ class Observation:
             rows, targets = (exchange.gather_equal(self.group, part) for part in (rows, targets))
         self.finite = cast(Capturable, observer.solver).update_captured(rows, targets)
 
-    def batch(self, features: Tensor) -> Batch:
-        """What the head is offered."""
-        return Batch(features, self.targets, self.sample_weight, self.observed)
+    def check(self, features: Tensor, per_output_weight: bool) -> None:
+        """Raise an error for samples that cannot be indexed by rows; the solver checks integer targets."""
+        head, targets, partial = self.observer.head, self.targets, self.observer.partial_targets
+        integers = not targets.is_floating_point() and (partial or are_labels(features, targets))
+        check_rows(head, features, None if integers else targets)
+        if not per_output_weight:
+            check_weight(head, features, self.sample_weight)
+
+    def draw(self, features: Tensor) -> exchange.Samples:
+        """Draw `head_fraction` of the observed rows at random."""
+        flat, targets = features.detach().reshape(-1, features.shape[-1]), self.targets
+        fraction = self.observer.head_fraction
+        n, rows = len(flat), None if self.observed is None else self.observed.nonzero()[:, 0]
+        if fraction < 1.0:
+            count = n if rows is None else len(rows)
+            drawn = torch.randperm(count, generator=self.observer.generator)[: math.ceil(fraction * count)]
+            rows = drawn.to(flat.device) if rows is None else rows[drawn.to(flat.device)]
+        targets = targets.detach().reshape((n,) if are_labels(features, targets) else (n, targets.shape[-1]))
+        weight = None if self.sample_weight is None else weight_rows(self.sample_weight, n)
+        if rows is not None:
+            flat, targets, weight = flat[rows], targets[rows], None if weight is None else weight[rows]
+        return exchange.Samples(flat, targets, weight)
 
     def find_observed(self, features: Tensor) -> bool:
         """Note which rows have a target. Returns whether some have none."""

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeAlias, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sepsa.training.observation import Observation, close
 from sepsa.training.observer import Observer, observers_of
-
-Collection: TypeAlias = Mapping[str, Tensor] | Sequence[Tensor]
 
 
 class Observations:
@@ -77,12 +75,6 @@ def by_name(what: str, values: Any, names: list[str]) -> dict[str, Any]:
     return dict(zip(names, values, strict=True))
 
 
-@overload
-def observe(model: nn.Module, targets: Tensor, sample_weight: Tensor | None = None) -> Observation: ...
-@overload
-def observe(
-    model: nn.Module, targets: Collection, sample_weight: Tensor | Collection | None = None
-) -> Observations: ...
 def observe(model: nn.Module, targets: Any, sample_weight: Any = None) -> Observation | Observations:
     """Return a context in which the heads of a model learn in its forward pass, as `SepSA.observe` does.
 

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Iterator
 from operator import attrgetter
 from threading import get_ident
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -213,21 +213,6 @@ def observers_of(model: nn.Module) -> Iterator[Observer]:
 # ---------------------------------------------------------------------- the hook on a head
 
 
-class Pass(Protocol):
-    """A forward pass in which a head learns."""
-
-    thread: int  # in which the model runs
-    learning: bool  # whether the solver, which may call its head, is learning now
-
-    def learn(self, features: Tensor) -> Tensor:
-        """Let the head learn. Returns the features that the head is called with."""
-        ...
-
-    def learn_compiled(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-        """Let the head learn in a compiled graph, which may hold copies of its parameters."""
-        ...
-
-
 class HeadHook:
     """The forward pre-hook on a head, with the pass in progress; in a compiled model, an operator of its graph.
 
@@ -235,7 +220,7 @@ class HeadHook:
     the head must learn there too. A copied or pickled hook has no number and does nothing.
     """
 
-    current: Pass | None = None
+    current: Any = None  # an `Observation`
     observed = False  # in a forward pass for which the head is frozen
 
     def __init__(self, name: str = "", number: int = 0) -> None:
@@ -264,7 +249,7 @@ class HeadHook:
 
     in_eager = learn_now  # where a compiled model breaks its graph
 
-    def passing(self) -> Pass | None:
+    def passing(self) -> Any:
         """The pass to which a call in this thread belongs, if any."""
         now = self.current
         return None if now is None or now.learning or now.thread != get_ident() else now

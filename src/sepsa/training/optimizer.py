@@ -6,14 +6,13 @@ import contextlib
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, Literal, TypeVar, cast, overload
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sepsa.heads import RLS, HeadSolver
-from sepsa.heads.protocols import Posterior
+from sepsa.heads import HeadSolver
 from sepsa.interrupt import DeferredInterrupt
 from sepsa.torch_internals import load_hooks, parameters_of, save_hooks, step_hooks
 from sepsa.training import prediction, saved
@@ -25,19 +24,16 @@ from sepsa.training.model_parts import (
     check_forgetting,
     find_heads,
     refuse_head_parameters,
-    refuse_same_names,
     solvers_for,
 )
 from sepsa.training.observation import Observation
-from sepsa.training.observe import Collection, Observations, is_collection
+from sepsa.training.observe import Observations, is_collection
 from sepsa.training.observer import Observer
 from sepsa.training.repeats import Repeats
 from sepsa.validation import at_least, in_range
 
-S = TypeVar("S", bound=HeadSolver)
 
-
-class SepSA(Optimizer, Generic[S]):
+class SepSA(Optimizer):
     """Train a model's linear head by a stochastic Newton method and its body by a first-order optimizer.
 
     Choose it wherever the last layer is an `nn.Linear`. It is a `torch.optim.Optimizer`, so schedulers, hooks and
@@ -101,34 +97,6 @@ class SepSA(Optimizer, Generic[S]):
         (torch.Size([3, 1]), torch.Size([3, 1]))
     """
 
-    @overload
-    def __init__(
-        self: SepSA[RLS],
-        model: nn.Module,
-        base: Base,
-        *,
-        head: nn.Linear | str | None = None,
-        solver: Literal["squared"] | None = None,
-        samples_per_epoch: int | None = None,
-        forget_per: Literal["update", "step"] = "update",
-        process_group: Any = "auto",
-        **base_options: Any,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self,
-        model: nn.Module,
-        base: Base,
-        *,
-        head: nn.Linear | str | None = None,
-        solver: S,
-        samples_per_epoch: int | None = None,
-        forget_per: Literal["update", "step"] = "update",
-        process_group: Any = "auto",
-        **base_options: Any,
-    ) -> None: ...
-    @overload
-    def __init__(self: SepSA[Any], model: nn.Module, base: Base, *, solver: Any = None, **options: Any) -> None: ...
     def __init__(
         self,
         model: nn.Module,
@@ -147,8 +115,6 @@ class SepSA(Optimizer, Generic[S]):
         given: Any = base
         if isinstance(given, SepSA) or (isinstance(given, type) and issubclass(given, SepSA)):
             raise ValueError("base must be the body's own optimizer, got a SepSA")
-        own = {"head": head, "solver": solver, "samples_per_epoch": samples_per_epoch}
-        refuse_same_names(base, own | {"forget_per": forget_per != "update", "process_group": process_group != "auto"})
         self.base = build_base(model, heads, base, base_options)
         self.model = model
         self._several = is_collection(head)
@@ -166,7 +132,6 @@ class SepSA(Optimizer, Generic[S]):
         self._observation: Callable[..., Observation | Observations] = (
             partial(Observations, self._observers) if self._several else partial(Observation, self._observers[0])
         )
-        self._dtype = self._observers[0].head.weight.dtype
         self._repeats = Repeats() if is_default and samples_per_epoch is None else None
         super().__init__(self.base.param_groups, self.base.defaults)
         self._adopt_base()
@@ -189,9 +154,9 @@ class SepSA(Optimizer, Generic[S]):
         return self._observer.head
 
     @property
-    def solver(self) -> S:
+    def solver(self) -> Any:
         """The head's solver; with several heads use `solvers`."""
-        return cast(S, self._observer.solver)
+        return self._observer.solver
 
     @property
     def _observer(self) -> Observer:
@@ -221,10 +186,6 @@ class SepSA(Optimizer, Generic[S]):
         for observer in self._observers:
             observer.head_fraction = value
 
-    @overload
-    def observe(self, targets: Tensor, sample_weight: Tensor | None = None) -> Observation: ...
-    @overload
-    def observe(self, targets: Collection, sample_weight: Tensor | Collection | None = None) -> Observations: ...
     def observe(self, targets: Any, sample_weight: Any = None) -> Observation | Observations:
         """Return a context in which the head learns in the model's forward pass, before it computes its output.
 
@@ -293,10 +254,6 @@ class SepSA(Optimizer, Generic[S]):
             self._warn_of_repeats()
         return loss.detach()
 
-    @overload
-    def predict(self, inputs: Any, return_std: Literal[False] = False) -> Any: ...
-    @overload
-    def predict(self, inputs: Any, return_std: Literal[True]) -> Posterior: ...
     def predict(self, inputs: Any, return_std: bool = False) -> Any:
         """Run the model in eval mode without learning, on request with standard deviations of its outputs.
 
@@ -335,11 +292,7 @@ class SepSA(Optimizer, Generic[S]):
             put_back.callback(observer.attach)
         return put_back
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Let the base optimizer move the body.
 
         Args:
@@ -348,7 +301,6 @@ class SepSA(Optimizer, Generic[S]):
         Returns:
             The result of the base optimizer: the closure's loss, or None.
         """
-        self._follow_dtype()
         hooks_before, hooks_after = step_hooks(self)
         for before in hooks_before.values():
             before(self, (closure,), {})
@@ -425,7 +377,6 @@ class SepSA(Optimizer, Generic[S]):
         hooks_before, hooks_after = save_hooks(self)
         for before in hooks_before.values():
             before(self)
-        self._follow_dtype()
         state = saved.written(self.base, self._observers)
         for after in hooks_after.values():
             state = after(self, state) or state
@@ -447,17 +398,6 @@ class SepSA(Optimizer, Generic[S]):
         self._adopt_base()
         for after in hooks_after.values():
             after(self)
-
-    def _follow_dtype(self) -> None:
-        """Cast the base's moments after `model.double()` and the like, which cast the parameters alone."""
-        weight = parameters_of(self._observers[0].head).get("weight")
-        if weight is None or weight.dtype is self._dtype:
-            return
-        self._dtype = weight.dtype
-        for parameter, state in self.base.state.items():
-            for name, value in state.items():
-                if name != "step" and isinstance(value, Tensor) and value.is_floating_point():  # as torch's loader
-                    state[name] = value.to(parameter.dtype)
 
     def _adopt_base(self) -> None:
         # One list and one dict for both, so a scheduler on either is a scheduler on both.

@@ -1,15 +1,9 @@
-"""Rows and masks: which rows of a batch have a target, and which of them feed the head."""
+"""Rows and masks: which rows of a batch have a target."""
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple
-
 import torch
-from torch import Tensor, nn
-
-from sepsa.heads.base.checks import check_rows, check_weight
-from sepsa.ranks.exchange import Samples
+from torch import Tensor
 
 # The class index that torch's losses ignore by default.
 IGNORE_INDEX = -100
@@ -64,34 +58,3 @@ def are_labels(features: Tensor, targets: Tensor) -> bool:
 def weight_rows(weight: Tensor, n: int) -> Tensor:
     """Weights of n samples as (n,), or as (n, out_features) where each output has one."""
     return weight.reshape(n) if weight.numel() == n else weight.reshape(n, -1)
-
-
-class Batch(NamedTuple):
-    """What a head is offered: features (..., in_features), targets, weights, and a mask (n,) of the rows to learn."""
-
-    features: Tensor
-    targets: Tensor
-    weight: Tensor | None
-    observed: Tensor | None  # None: all
-
-    def check(self, head: nn.Linear, partial: bool, per_output_weight: bool) -> None:
-        """Raise an error for samples that cannot be indexed by rows; the solver checks integer targets."""
-        integers = not self.targets.is_floating_point() and (partial or are_labels(self.features, self.targets))
-        check_rows(head, self.features, None if integers else self.targets)
-        if not per_output_weight:
-            check_weight(head, self.features, self.weight)
-
-    def draw(self, fraction: float, generator: torch.Generator) -> Samples:
-        """Draw a fraction of the observed rows at random."""
-        flat = self.features.detach().reshape(-1, self.features.shape[-1])
-        n, rows = len(flat), None if self.observed is None else self.observed.nonzero()[:, 0]
-        if fraction < 1.0:
-            count = n if rows is None else len(rows)
-            drawn = torch.randperm(count, generator=generator)[: math.ceil(fraction * count)].to(flat.device)
-            rows = drawn if rows is None else rows[drawn]
-        labels = are_labels(self.features, self.targets)
-        targets = self.targets.detach().reshape((n,) if labels else (n, self.targets.shape[-1]))
-        weight = None if self.weight is None else weight_rows(self.weight, n)
-        if rows is not None:
-            flat, targets, weight = flat[rows], targets[rows], None if weight is None else weight[rows]
-        return Samples(flat, targets, weight)
