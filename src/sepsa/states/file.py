@@ -242,7 +242,7 @@ def read_table(file: BinaryIO, size: int, name: str) -> dict[str, Any]:
     metadata = json.loads(text)["__metadata__"]
     table: dict[str, Any] = json.loads(metadata["sepsa"])
     version = table["format"]
-    if type(version) is int and version > FORMAT:
+    if type(version) is not int or version != FORMAT:
         raise CheckpointError(
             f"{name} has format {version}, written by sepsa {table.get('library')}, and this sepsa reads up to "
             f"{FORMAT}: upgrade sepsa to load it"
@@ -253,7 +253,7 @@ def read_table(file: BinaryIO, size: int, name: str) -> dict[str, Any]:
             raise damaged(name, f"tensor {key} has no shape")
     expected, total = first_bytes(metadata["sepsa"], table["tensors"])
     # The header is written again, with its checksum, and compared byte by byte: no entry can disagree with another.
-    if type(version) is not int or version < 1 or expected != length.to_bytes(8, "little") + text:
+    if expected != length.to_bytes(8, "little") + text:
         raise damaged(name, "the checksum of its header is wrong, or its entries contradict each other")
     if total != size - 8 - length:
         raise damaged(name, f"its tensors should have {total} bytes and have {size - 8 - length}")

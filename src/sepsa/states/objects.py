@@ -395,10 +395,8 @@ def load_into(given: Any, state: Any) -> None:
         odd = sorted(set(own) ^ set(saved))
         raise CheckpointError(f"the checkpoint belongs to another model: {odd or 'its parts in another order'}")
     for key, value in own.items():
-        if is_tensor(value) and (value.shape != saved[key].shape or value.dtype != saved[key].dtype):
-            raise CheckpointError(
-                f"the checkpoint has {key} as {saved[key].dtype} {tuple(saved[key].shape)}, "
-                f"this model as {value.dtype} {tuple(value.shape)}"
-            )
+        there, here = (f"{one.dtype} {tuple(one.shape)}" if is_tensor(one) else "" for one in (saved[key], value))
+        if there != here:
+            raise CheckpointError(f"the checkpoint has {key} as {there}, this model as {here}")
     given.load_state_dict(state["optimizer"])  # checks before it changes anything; after it nothing can fail
     given.model.load_state_dict(saved)

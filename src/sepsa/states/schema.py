@@ -207,10 +207,6 @@ def kind_of(value: object) -> str:
     """The type of a value in an error, with the dtype of an array or tensor."""
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype}"
-    if not is_tensor(value):
-        return type(value).__name__
-    if value.is_nested:
-        return "a nested tensor"
-    if value.is_quantized:
-        return f"a quantized tensor of {value.dtype}"
-    return "a meta tensor" if value.is_meta else f"a tensor of {value.dtype}, layout {value.layout}"
+    if is_tensor(value):
+        return f"a tensor of {value.dtype}, layout {value.layout}, on {value.device}"
+    return type(value).__name__

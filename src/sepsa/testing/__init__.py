@@ -30,18 +30,7 @@ CHECKS: dict[str, Callable[[Case], None]] = {
 }
 
 
-def check_solver(
-    make: Callable[[], Any],
-    *,
-    task: str = "regression",
-    recovers: float = 0.01,
-    block: float | None = None,
-    too_large: float = 1e300,
-    outputs: int = 3,
-    weighted: bool = True,
-    falls_to: float = 0.7,
-    only: Iterable[str] | None = None,
-) -> None:
+def check_solver(make: Callable[[], Any], *, only: Iterable[str] | None = None, **declared: Any) -> None:
     """Check that a head solver keeps all promises of `HeadSolver`, and of `Capturable` and `Revertible` where it has
     them.
 
@@ -49,25 +38,18 @@ def check_solver(
 
     Args:
         make: A function that returns a new solver, not bound to a head.
-        task: "regression"; "classification" for class probabilities; "labels" for independent targets of 0 and 1.
-        recovers: Largest distance to the true weights after 300 batches of 16 samples, relative to their norm.
-        block: Largest difference between an update of n samples and n updates of one; None to skip the check.
-        too_large: A factor at which features cannot be squared in the solver's dtype.
-        outputs: The head's out_features.
-        weighted: Whether `update` takes `sample_weight`; if not, it must raise an error.
-        falls_to: Fraction of the first loss that a small network must reach after 300 steps in SepSA.
         only: Names of `CHECKS`, to run only these.
+        **declared: What you declare about the solver: the further fields of `Case`.
 
     Examples:
         >>> from sepsa import RLS
         >>> from sepsa.testing import check_solver
         >>> check_solver(RLS, only=["learns", "rollback"])
     """
-    if task not in ("regression", "classification", "labels"):
-        raise ValueError(f"task must be 'regression', 'classification' or 'labels', got {task!r}")
-    case = Case(make, task, recovers, block, too_large, outputs, weighted, falls_to)
-    names = list(CHECKS) if only is None else list(only)
-    for name in names:
+    case = Case(make, **declared)
+    if case.task not in ("regression", "classification", "labels"):
+        raise ValueError(f"task must be 'regression', 'classification' or 'labels', got {case.task!r}")
+    for name in CHECKS if only is None else only:
         if name not in CHECKS:
             raise ValueError(f"only must name checks, {', '.join(map(repr, CHECKS))}, got {name!r}")
         CHECKS[name](case)

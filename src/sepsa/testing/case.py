@@ -23,7 +23,18 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A solver to check, and what its author declares about it; see `check_solver`."""
+    """A solver to check, and what its author declares about it.
+
+    Attributes:
+        make: A function that returns a new solver, not bound to a head.
+        task: "regression"; "classification" for class probabilities; "labels" for independent targets of 0 and 1.
+        recovers: Largest distance to the true weights after 300 batches of 16 samples, relative to their norm.
+        block: Largest difference between an update of n samples and n updates of one; None to skip the check.
+        too_large: A factor at which features cannot be squared in the solver's dtype.
+        outputs: The head's out_features.
+        weighted: Whether `update` takes `sample_weight`; if not, it must raise an error.
+        falls_to: Fraction of the first loss that a small network must reach after 300 steps in SepSA.
+    """
 
     make: Callable[[], Any]
     task: str = "regression"
@@ -33,7 +44,6 @@ class Case:
     outputs: int = 3
     weighted: bool = True
     falls_to: float = 0.7
-    captured: bool = True
 
     def start(
         self, bias: bool = True, dtype: torch.dtype = torch.float64, seed: int = 0, k: int = K
