@@ -387,9 +387,9 @@ class Command(Kind):
         return answers if self.options.get("classify") else np.array(answers, float)
 
     def state(self, model: Path) -> Any:
-        loaded, header = inspection.load_model(model, self.kind)
+        loaded, position = inspection.load_model(model, self.kind)
         files = [model.with_name(f"{name}.csv") for name in ("predictions", "quarantine")]
-        return loaded.state_dict(), header.position["table"], [path.read_bytes() for path in files if path.exists()]
+        return loaded.state_dict(), position["table"], [path.read_bytes() for path in files if path.exists()]
 
     def save(self, model: Path, path: Path, position: Any = None) -> None:
         path.write_bytes(model.read_bytes())

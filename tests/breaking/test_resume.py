@@ -101,7 +101,7 @@ def test_other_formats_are_resumed_too(suffix, tmp_path, monkeypatch):
         while code := command.stream(settings):
             assert code == messages.TERMINATED
             runs += 1
-        model, header = inspection.load_model(place / "m.sepsa", "sepsa stream")
-        ended.append((model.state_dict(), header.position["table"], (place / "out.csv").read_bytes()))
+        model, position = inspection.load_model(place / "m.sepsa", "sepsa stream")
+        ended.append((model.state_dict(), position["table"], (place / "out.csv").read_bytes()))
     assert runs > 5
     assert same(*ended)

@@ -9,7 +9,6 @@ import math
 import random
 import re
 import shlex
-import subprocess
 from datetime import datetime, timedelta
 
 import numpy as np
@@ -172,16 +171,9 @@ def test_a_table_that_is_newest_first_is_an_error_with_the_cure(tmp_path):
     source = table(tmp_path / "t.csv", list(lines(60))[::-1])
     result = run(source, *OPTIONS, "--checkpoint", tmp_path / "c", code=4)
     assert result.stdout == ""
-    cure = (
-        f"sort it by 'date', oldest first, as (head -n 1 {source}; tail -n +2 {source} | tac) > oldest-first.csv does"
-    )
+    cure = "sort it by 'date', oldest first"
     assert result.stderr == f"{source} is newest first (line 3 is earlier than line 2): {cure}\n"
     assert list(tmp_path.iterdir()) == [source]
-    sorted_by_it = tmp_path / "oldest-first.csv"
-    script = cure.partition(", as ")[2].removesuffix(" does")
-    subprocess.run(["bash", "-c", script], cwd=tmp_path, check=True)
-    expected = run(table(tmp_path / "u.csv", lines(60)), *OPTIONS).stdout
-    assert run(sorted_by_it, *OPTIONS).stdout == expected
 
 
 def test_rows_in_no_order_are_left_out_loudly(tmp_path):
@@ -298,11 +290,6 @@ def test_blocks_are_forecast_with_inputs_known_ahead(tmp_path):
         source.write_text("\n".join(["date,y,x", *cells[:-20], *cells[-19:], later]) + "\n")
         message = run(source, *options, "--every", every, code=2).stderr
         assert "row 5 of them must be at 2026-01-20 04:00:00, got 2026-01-20 05:00:00" in message
-    late = [cell.replace(cell.split(",")[1], "") if i >= 24 * 14 else cell for i, cell in enumerate(cells)]
-    source.write_text("\n".join(["date,y,x", *late]) + "\n")
-    result = run(source, *options)
-    assert "the last 24 are forecast, and 24 before them count as missing values" in result.stderr
-    assert rows_of(result.stdout)[0]["time"].startswith("2026-01-20")
 
 
 def day_cells(days, known, first=0):

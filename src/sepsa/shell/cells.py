@@ -16,6 +16,7 @@ from sepsa.shell.messages import Misuse
 from sepsa.shell.reading import Reading, drop_of
 
 OTHERWISE = "see their reasons by --quarantine"  # where no cure is known
+TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal, pa.types.is_null)
 
 
@@ -51,23 +52,21 @@ class RowBlock:
     def __len__(self) -> int:
         return len(self.lines)
 
+    def column(self, name: str | None) -> Column:
+        """A column; where there is none, one of missing values."""
+        return self.columns.get(name or "") or Column(np.full(len(self), np.nan))
+
 
 class TableReader:
-    """A table as blocks of rows. `drop` and `categorical` are set before the first block is read."""
+    """A table as blocks of rows. `reads` and `categorical` are set before the first block is read."""
 
     names: list[str] | None = None  # of the columns; None where each row names its own
     resumed = False  # whether the blocks begin at the checkpoint's position
-    is_utf8 = False  # whether it seems to be, though it is read in another encoding
 
     def __init__(self, reading: Reading) -> None:
         self.reading = reading
-        self.drop: frozenset[str] = frozenset()
-        self.only: frozenset[str] | None = None  # the columns that are read; None: all that are not dropped
+        self.reads: Callable[[str], bool] = lambda name: True  # whether a column of this name is read
         self.categorical: frozenset[str] = frozenset()
-
-    def reads(self, name: str) -> bool:
-        """Whether a column is read."""
-        return name not in self.drop and (self.only is None or name in self.only)
 
     def blocks(self) -> Iterator[RowBlock | None]:
         """The rows, in blocks; None while a pipe is idle."""
@@ -122,11 +121,10 @@ class UsableRows:
 
 def column_of_arrow(name: str, array: Any, categorical: bool, reading: Reading) -> Column:
     """A column from an Arrow array."""
-    kind = array.type
-    if categorical and not (pa.types.is_dictionary(kind) or is_text(kind)):
-        array = pc.cast(array, pa.string())
-    if categorical or pa.types.is_dictionary(kind) or is_text(kind):
-        encoded = array if pa.types.is_dictionary(kind) else pc.dictionary_encode(array)
+    kind, named = array.type, pa.types.is_dictionary(array.type)
+    is_text = named or any(is_kind(kind) for is_kind in TEXTS)
+    if categorical or is_text:
+        encoded = array if named else pc.dictionary_encode(array if is_text else pc.cast(array, pa.string()))
         codes = filled(encoded.indices.cast(pa.int32()), np.int32(-1))
         values = encoded.dictionary.to_pylist()
         return column_of_values(codes, values, categorical, *reading.cells())
@@ -138,10 +136,6 @@ def column_of_arrow(name: str, array: Any, categorical: bool, reading: Reading) 
     except TypeError:
         cure = f"which is not a number, a date or a text: {drop_of(name)}"
         raise TableError(f"column {name!r} is of type {kind}, {cure}") from None
-
-
-def is_text(kind: Any) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view())
 
 
 def filled(array: Any, instead: Any) -> NDArray[Any]:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field
 from importlib import import_module
 from typing import Any, NoReturn
@@ -19,11 +18,15 @@ from typing import Any, NoReturn
 from sepsa._version import __version__
 from sepsa.shell.messages import Misuse, exit_code
 from sepsa.shell.options import COMMANDS, NO_TARGET, RunOptions, flag_of
+from sepsa.validation import needs_extra
 
 EXIT_CODES = (
     "Exit codes: 0 done; 1 stopped by the data, a file or the system; 2 a wrong command; 3 done, but more than a "
     "twentieth of the rows was left out; 4 a table for sepsa forecast is newest first; 130 Ctrl-C; 143 SIGTERM."
 )
+
+
+EXTRAS = {"demo": "demo", "forecast": "shell,stream", "inspect": "shell,torch"}  # of the others it is `shell`
 
 
 class Parser(argparse.ArgumentParser):
@@ -78,20 +81,6 @@ def reader(each: Field[Any]) -> Callable[[str], Any]:
     return read
 
 
-@contextmanager
-def extras(extra: str = "shell") -> Iterator[None]:
-    """Convert the error for a missing package into one line that names the extra."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").split(".")[0]
-        if missing == "sepsa":
-            raise
-        needed = {"sklearn": "stream", "torch": "torch"}.get(missing, extra) if extra == "shell" else extra
-        said = f"the command line needs {missing}, which is not installed: pip install 'sepsa[{needed}]'"
-        raise Misuse(said, 1) from None
-
-
 def run(words: Sequence[str]) -> int:
     """Run a command; returns its exit code."""
     name, *rest = words or ["--help"]
@@ -106,7 +95,7 @@ def run(words: Sequence[str]) -> int:
         options = COMMANDS[name](**Parser(name, COMMANDS[name]).read(rest))
         if isinstance(options, RunOptions) and not options.names_target():  # before the large imports
             raise Misuse(NO_TARGET)
-        with extras("demo" if name == "demo" else "shell"):
+        with needs_extra("the command line", EXTRAS.get(name, "shell")):
             module, _, function = options.runs.partition(".")
             return getattr(import_module(f"sepsa.shell.{module}"), function)(options)
     return 0 if words else 2

@@ -23,12 +23,12 @@ from sepsa.learner.columns.cells import read_cell
 from sepsa.shell.cells import RowBlock, TableError, TableReader, UsableRows
 from sepsa.shell.formats import open_table
 from sepsa.shell.inspection import load_model, spelled
-from sepsa.shell.messages import FAILED, FINISHED, INTERRUPTED, MISUSED, TERMINATED, Misuse, say
+from sepsa.shell.messages import FAILED, FINISHED, INTERRUPTED, MISUSED, TERMINATED, Misuse, few, say
 from sepsa.shell.model import Details, TableModel
-from sepsa.shell.options import NO_TARGET, DetailOptions, PredictOptions, RunOptions, flag_of
+from sepsa.shell.options import DetailOptions, PredictOptions, RunOptions, flag_of
 from sepsa.shell.output import LeftOut, Output, Predictions, RunningLine, Signals, error_of, header_of
-from sepsa.shell.reading import Reading
-from sepsa.states.file import Header, lock
+from sepsa.shell.source import name_of
+from sepsa.states.file import lock
 from sepsa.states.objects import check_target, save_locked
 from sepsa.states.output import check_writable
 
@@ -63,11 +63,9 @@ class StreamRun:
             check_writable(options.quarantine)
         if options.checkpoint is not None and options.checkpoint.exists():
             self.model, position = self._resume(options.checkpoint)
-        elif options.names_target():
+        else:
             with wrong_options():
                 self.model = self.new_model(**options.settings, **options.reading)
-        else:
-            raise Misuse(NO_TARGET)
         self.asked = self._asked()
         self.table = open_read(options.source, held, self.model, follow=options.follow, resume=position.get("table"))
         self._check_columns()
@@ -82,7 +80,6 @@ class StreamRun:
         self.outputs = {"predictions": self.predictions.output, "quarantine": self.quarantine}
         held.callback(self.quarantine.close)
         self.saved_at = time.monotonic()
-        self.unchecked = not self.table.resumed  # whether it is a table of which no row was read
         self.started = False  # whether a row was read
         self.unsaved = 0  # rows
         self.left_out = LeftOut()
@@ -111,7 +108,7 @@ class StreamRun:
 
     def _resume(self, path: Path) -> tuple[Any, dict[str, Any]]:
         """The model of the checkpoint and its position; the options must be those it was made with."""
-        model, header = load_read(path, self.kind, self.options.reading)
+        model, position = load_read(path, self.kind, self.options.reading)
         own = model.get_params()
         for name, value in self.options.settings.items():
             if value != own[name]:
@@ -119,7 +116,7 @@ class StreamRun:
                     f"{path} was made with {flag_of(name)} {spelled(own[name])}, "
                     f"got {spelled(value)}: leave the option out, or give another --checkpoint"
                 )
-        return model, header.position if isinstance(header.position, dict) else {}
+        return model, position
 
     def _asked(self) -> Details | None:
         """What is written beside each prediction."""
@@ -127,8 +124,9 @@ class StreamRun:
 
     def _check_columns(self) -> None:
         """Set which columns the reader drops and reads as texts; refuse names that the table does not have."""
-        model, names = self.model, (*self.model.categorical, *[self.model.target] * self.model.classify)
-        self.table.drop, self.table.categorical = frozenset(model.drop), frozenset(names)
+        model = self.model
+        self.table.reads = lambda name: name not in model.drop
+        self.table.categorical = frozenset((*model.categorical, *[model.target] * model.classify))
         if model.target in model.drop:
             raise Misuse(f"--drop must leave the target in the table, got {model.target!r} for both")
         check_names(self.table, {"target": (model.target,), "drop": model.drop, "categorical": model.categorical})
@@ -155,11 +153,10 @@ class StreamRun:
         return Predictions(self.options.predictions, header_of(self.asked), self.options.digits, recorded)
 
     def _learn_block(self, block: RowBlock) -> None:
-        if len(block) and (self.unchecked or not self.model.trace.rows):
-            self._check_first(block)
-            self.unchecked = False
-        if len(block) and not self.started:  # the seconds of a row do not have those of the start
-            self.line.start()
+        if len(block) and not self.started:
+            if not self.table.resumed:
+                self._check_first(block)
+            self.line.start()  # the seconds of a row do not have those of the start
             self.started = True
         result = self.model.learn(block, self.asked)
         self.position = self._position(block)
@@ -248,9 +245,10 @@ def predict(options: PredictOptions) -> int:
     predictions = None
     with contextlib.ExitStack() as held:
         table = open_read(options.source, held, model)
-        table.drop, table.categorical = frozenset(model.drop) | {model.target}, frozenset(model.categorical)
+        table.reads = lambda name: name not in model.drop and name != model.target
+        table.categorical = frozenset(model.categorical)
         if table.names is not None and not {*table.names} & {*own}:
-            raise Misuse(f"the table has none of the model's columns, {', '.join(own[:20])}{separated(table.names)}")
+            raise Misuse(f"the table has none of the model's columns, {few(own)}{separated(table.names)}")
         for block in table.blocks():
             if block is None:
                 continue
@@ -275,22 +273,17 @@ def predict(options: PredictOptions) -> int:
     return left_out.exit_code(FINISHED if rows else FAILED)
 
 
-def load_read(path: Path, kind: str, given: Mapping[str, Any]) -> tuple[Any, Header]:
-    """A saved model, with the settings of reading that it was saved with where they are not given now."""
-    with wrong_options():
-        Reading(**given)
-    model, header = load_model(path, kind)
+def load_read(path: Path, kind: str, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """A saved model and its position, with the settings of reading that it was saved with where none are given now."""
+    model, position = load_model(path, kind)
     with wrong_options():
         model.reading = replace(model.reading, **given)
-    return model, header
+    return model, position
 
 
 def open_read(source: Path | None, held: contextlib.ExitStack, model: Any, **more: Any) -> TableReader:
     """The table, read as the model says."""
     table = open_table(source, held, model.reading, **more)
-    if table.is_utf8:
-        said = f"{name_of(source)} is read as {model.reading.encoding}, and may be in UTF-8"
-        say(f"{said}: give --encoding utf-8 if its texts look wrong")
     form = model.reading.date_format
     if form and isinstance(model, TableModel) and read_cell(datetime(2001, 1, 1).strftime(form))[0] == "number":
         say(f"dates in the --date-format {form} look like numbers and are read as numbers: write them as 2026-01-31")
@@ -301,11 +294,6 @@ def default_quarantine(options: RunOptions) -> Path:
     """The quarantine file beside the checkpoint or the predictions."""
     near = options.checkpoint or options.predictions
     return Path("quarantine.csv") if near is None else near.with_name(near.stem + ".quarantine.csv")
-
-
-def name_of(source: Path | None) -> str:
-    """The table in messages."""
-    return "standard input" if source is None else str(source)
 
 
 # ---------------------------------------------------------------------- checks
@@ -348,11 +336,10 @@ def check_names(table: TableReader, given: Mapping[str, Sequence[str]]) -> None:
     """Raise an error for names of columns, by the option that gives them, that the table does not have."""
     if table.names is None:
         return
-    shown = ", ".join(table.names[:20]) + (", ..." if len(table.names) > 20 else "")
     for option, names in given.items():
         for name in names:
             if name not in table.names:
-                said = f"--{option} must be a column of the table, {shown}, got {name!r}"
+                said = f"--{option} must be a column of the table, {few(table.names)}, got {name!r}"
                 raise Misuse(said + separated(table.names))
 
 
@@ -378,5 +365,5 @@ def warn_of_columns(
     if len(unknown) > SHOWN_COLUMNS:
         say(f"{len(unknown) - SHOWN_COLUMNS} more columns are {becomes}")
     if missing and known is None:
-        said = ", ".join(map(repr, missing[:20])) + (", ..." if len(missing) > 20 else "")
-        say(f"{len(missing)} of the model's {len(own)} columns are absent, taken as missing values: {said}")
+        said = f"{len(missing)} of the model's {len(own)} columns are absent, taken as missing values"
+        say(f"{said}: {few([*map(repr, missing)])}")

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import shlex
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sepsa.shell.cells import RowBlock, TableError
-from sepsa.shell.command import StreamRun, check_names, name_of, stream
+from sepsa.shell.command import StreamRun, check_names, stream
 from sepsa.shell.messages import NEWEST_FIRST, Misuse, print_text, say
 from sepsa.shell.model import BlockResult
 from sepsa.shell.options import ForecastOptions
 from sepsa.shell.output import Predictions, quote, speller
 from sepsa.shell.records import TextReader
 from sepsa.shell.series import ForecastTable
+from sepsa.shell.source import name_of
 
 
 def forecast(options: ForecastOptions) -> int:
@@ -61,7 +60,7 @@ class ForecastRun(StreamRun):
         if (apart < 0).sum() > (apart > 0).sum():
             i = int(np.flatnonzero(apart < 0)[0])
             said = f"line {block.lines[there[i + 1]]} is earlier than line {block.lines[there[i]]}"
-            cure = f"sort it by {self.model.time!r}, oldest first{reversing(self.options.source)}"
+            cure = f"sort it by {self.model.time!r}, oldest first"
             raise Misuse(f"{name_of(self.options.source)} is newest first ({said}): {cure}", NEWEST_FIRST)
 
     def _warn_of_columns(self) -> None:
@@ -71,7 +70,7 @@ class ForecastRun(StreamRun):
         model = self.model
         time = () if model.time is None else (model.time,)
         check_names(self.table, {"target": model.target, "time": time, "inputs": model.inputs})
-        self.table.only = frozenset({*model.target, *model.inputs, *time})
+        self.table.reads = {*model.target, *model.inputs, *time}.__contains__
         if model.reading.date_format is not None and isinstance(self.table, TextReader):
             self.table.categorical = frozenset(time)  # 01022026 is not the number 1022026
 
@@ -98,12 +97,6 @@ class ForecastRun(StreamRun):
                     f"rows without a target at the end must be those ahead, without a gap: row {h} of them must be at "
                     f"{clock.ahead(h)}, got {clock.label(at)}"
                 )
-        late = len(model.history) - int(np.flatnonzero(~np.isnan(model.history).all(1))[-1]) - 1
-        if model.known_ahead and late:
-            say(
-                f"more than {model.horizon} rows at the end have no target: the last {len(model.ahead)} are forecast, "
-                f"and {late} before them count as missing values"
-            )
 
     def _finish(self) -> None:
         """Print the forecast after the last row, and write the page."""
@@ -120,11 +113,3 @@ class ForecastRun(StreamRun):
         for line in self.model.beside_naive():
             say(line)
         super()._finish()
-
-
-def reversing(source: Path | None) -> str:
-    """The command that reverses the rows of a plain CSV file; empty for other tables."""
-    if source is None or source.suffix not in (".csv", ".tsv", ".txt"):
-        return ""
-    name = shlex.quote(str(source))
-    return f", as (head -n 1 {name}; tail -n +2 {name} | tac) > oldest-first.csv does"

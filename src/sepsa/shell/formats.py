@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import json
 import os
 import re
@@ -27,7 +28,7 @@ from sepsa.learner.columns.reader import Column, column_of_objects
 from sepsa.shell import records
 from sepsa.shell.cells import BadRow, Position, RowBlock, TableError, TableReader, fails
 from sepsa.shell.messages import describe
-from sepsa.shell.reading import Reading, drop_of, encoding_cure, spell_encoding
+from sepsa.shell.reading import Reading, drop_of, encoding_cure
 from sepsa.shell.records import KEPT, RecordBatch, TextReader, too_long
 from sepsa.shell.source import BINARY, ByteSource, ChunkFile
 
@@ -61,7 +62,7 @@ class CsvReader(TextReader):
         start = source.peek()
         if start[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in start[:8]:
             cure = f"give --encoding utf-16 if it is a text in UTF-16. {READS}"
-            raise TableError(f"{source.name} is not {spell_encoding(source.encoding)} text: {cure}")
+            raise TableError(f"{source.name} is not {source.encoding} text: {cure}")
         line = re.split(rb"[\r\n]", start.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n"), maxsplit=1)[0]
         super().__init__(source, reading, reading.sep or find_separator(line.decode(errors="replace")))
         self.names = self._read_header()
@@ -80,7 +81,7 @@ class CsvReader(TextReader):
         try:
             text = batch.record(0).decode("utf-8-sig")
         except UnicodeDecodeError:
-            encoding = spell_encoding(self.source.encoding)
+            encoding = self.source.encoding
             raise TableError(f"{name} is not in {encoding}: {encoding_cure(encoding)}") from None
         cells = next(csv.reader([text], delimiter=self.separator))
         return check_names([cell.strip() or f"column {i + 1}" for i, cell in enumerate(cells)], name)
@@ -108,7 +109,7 @@ class CsvReader(TextReader):
 
     def _reason(self, batch: RecordBatch, i: Any) -> tuple[str, ...] | None:
         """Why record i cannot be read, and the cure; empty for a blank line, None where it can be read."""
-        record, cells, encoding = batch.record(i), batch.cells[i], spell_encoding(self.source.encoding)
+        record, cells, encoding = batch.record(i), batch.cells[i], self.source.encoding
         if cells == records.NOT_CLOSED:
             cure = "close the quote, or double it if it is a character of the cell"
             return "the line has a quote that is not closed", cure
@@ -185,6 +186,9 @@ class JsonLinesReader(TextReader):
             raise ValueError(too_long())
         try:
             row = json.loads(record)
+        except UnicodeDecodeError:
+            encoding = self.source.encoding
+            raise ValueError(f"the line is not in {encoding}: {encoding_cure(encoding)}") from None
         except (ValueError, RecursionError):
             raise ValueError("the line is not JSON") from None
         if not isinstance(row, dict):
@@ -220,21 +224,23 @@ class ArrowReader(TableReader):
                         "Parquet cannot be read from standard input, its index is at its end: give the file"
                     )
                 self._file: Any = held.enter_context(pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 16))
-            elif source.magic.startswith(b"ARROW1") and path is not None:
-                self._file = pa.ipc.open_file(held.enter_context(pa.memory_map(str(path))))
+                schema = self._file.schema_arrow
             else:
-                self._file = pa.ipc.open_stream(pa.PythonFile(ChunkFile(iter(source.read, b"")), "r"))
-            schema = self._file.schema_arrow if isinstance(self._file, pq.ParquetFile) else self._file.schema
+                file = io.BufferedReader(ChunkFile(iter(source.read, b"")))  # whose reads are not shorter than asked
+                if source.magic.startswith(b"ARROW1"):
+                    file.read(8)  # an Arrow file is a stream behind this mark
+                self._file = pa.ipc.open_stream(pa.PythonFile(file, "r"))
+                schema = self._file.schema
         except (pa.ArrowException, OSError) as error:
             raise TableError(f"{self.name} cannot be read: {describe(error)}") from None
         self.names = check_names(list(schema.names), self.name)
         self._named = {each.name for each in schema if pa.types.is_dictionary(each.type)}  # whose values are names
         identity = hashlib.sha256(str(schema).encode())
         if path is not None:
-            with open(path, "rb") as file:
-                identity.update(str(file.seek(0, os.SEEK_END)).encode())
-                file.seek(max(0, file.tell() - KEPT))
-                identity.update(file.read())  # the index of a Parquet or Arrow file
+            with open(path, "rb") as end:
+                identity.update(str(end.seek(0, os.SEEK_END)).encode())
+                end.seek(max(0, end.tell() - KEPT))
+                identity.update(end.read())  # the index of a Parquet or Arrow file
         self._identity = identity.hexdigest()
         known = resume or {}
         self.resumed = known.get("table") == self._identity
@@ -255,22 +261,14 @@ class ArrowReader(TableReader):
         return {"table": self._identity, "row": self._row if line is None else line - 1}
 
     def share(self) -> float | None:
-        if isinstance(self._file, pq.ParquetFile):
-            rows = self._file.metadata.num_rows
-        else:
-            rows = self._file.count_rows() if hasattr(self._file, "count_rows") else 0  # of a file, not of a stream
+        rows = self._file.metadata.num_rows if isinstance(self._file, pq.ParquetFile) else 0
         return self._row / rows if rows else None
 
     def _batches(self, used: list[str]) -> Iterator[Any]:
         """Record batches from row `self._row` on; reading those before takes a hundredth of learning them."""
         skip = self._row
-        if isinstance(self._file, pq.ParquetFile):
-            batches = self._file.iter_batches(ROWS, columns=used, use_threads=False)
-        elif hasattr(self._file, "num_record_batches"):
-            batches = map(self._file.get_batch, range(self._file.num_record_batches))
-        else:
-            batches = iter(self._file)
-        for batch in batches:
+        parquet = isinstance(self._file, pq.ParquetFile)
+        for batch in self._file.iter_batches(ROWS, columns=used, use_threads=False) if parquet else self._file:
             first = min(skip, len(batch))
             skip -= first
             for start in range(first, len(batch), ROWS):

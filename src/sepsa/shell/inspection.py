@@ -7,14 +7,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from sepsa.shell.formats import kind_of_file
 from sepsa.shell.messages import FINISHED, check_stdout, duration, print_text
 from sepsa.shell.model import TableModel
 from sepsa.shell.options import InspectOptions
 from sepsa.shell.output import error_of
-from sepsa.states.file import FIRST, CheckpointError, Header, older, read_path
+from sepsa.states.file import FIRST, CheckpointError, Header, read_path
 from sepsa.states.objects import unpack
 from sepsa.states.tree import not_finite
 
@@ -50,13 +48,8 @@ def what_it_is(path: Path) -> str:
     kind = kind_of_file(start)
     if not kind and start and b"\0" not in start and start[:1].isascii():
         kind = "JSON" if start.lstrip().startswith((b"{", b"[")) else "a text, perhaps a CSV table"
-    if "pickle" in kind or "torch" in kind:
-        return (
-            f"{path} is {kind}, not a checkpoint of sepsa: load it with the library that wrote it, and save it with "
-            "sepsa.save"
-        )
-    learn = f"`sepsa stream {path} --target COLUMN --checkpoint model.sepsa` learns a table and saves the model"
-    return kind and f"{path} is {kind}, not a checkpoint of sepsa: {learn}"
+    cure = "give what `sepsa stream TABLE --target COLUMN --checkpoint model.sepsa` or sepsa.save has saved"
+    return kind and f"{path} is {kind}, not a checkpoint of sepsa: {cure}"
 
 
 def read_checkpoint(path: Path) -> tuple[Header, Any]:
@@ -64,13 +57,11 @@ def read_checkpoint(path: Path) -> tuple[Header, Any]:
     try:
         return read_path(path)
     except CheckpointError as error:
-        earlier = older(path, 1)
-        other = what_it_is(path) if path.is_file() and not earlier.exists() else ""
-        raise CheckpointError(other or f"{error}{f' ({earlier} is one)' if earlier.exists() else ''}") from None
+        raise CheckpointError((path.is_file() and what_it_is(path)) or error) from None
 
 
-def load_model(path: Path, *kinds: str) -> tuple[Any, Header]:
-    """A model that one of these commands has saved."""
+def load_model(path: Path, *kinds: str) -> tuple[Any, dict[str, Any]]:
+    """A model that one of these commands has saved, and the sizes of files and the place in the table saved with it."""
     header, state = read_checkpoint(path)
     if header.kind not in kinds:
         commands = " or ".join(f"`{kind} --checkpoint`" for kind in kinds)
@@ -78,7 +69,7 @@ def load_model(path: Path, *kinds: str) -> tuple[Any, Header]:
             f"{path} holds a {header.kind}, and this command takes what {commands} saves: "
             "load it in Python by sepsa.load"
         )
-    return unpack(header, state, None, str(path)), header
+    return unpack(header, state, None, str(path)), header.position if isinstance(header.position, dict) else {}
 
 
 def inspect(path: Path) -> dict[str, Any]:
@@ -98,31 +89,19 @@ def inspect(path: Path) -> dict[str, Any]:
         "finite": not any(not_finite(state)),
     }
     if header.kind == "sepsa stream":
-        contents |= describe_model(unpack(header, state, None, str(path)), header)
-    return contents
-
-
-def describe_model(model: TableModel, header: Header) -> dict[str, Any]:
-    """Rows, errors, columns and position of a model that `sepsa stream` has saved."""
-    learner = model.learner
-    contents: dict[str, Any] = {
-        "rows": model.trace.rows,
-        "quarantined": model.quarantined,
-        "error": error_of(model),
-        "recent error": error_of(model, recent=True),
-        "alarms": model.trace.alarm_count,
-        "columns": sorted(model.inputs.cells),
-        "inputs": len(model.inputs.names),
-        "numbers and texts": model.inputs.mixed_columns(),
-        "position": header.position.get("table") if isinstance(header.position, dict) else None,
-    }
-    if model.classify:
-        contents["classes"] = list(model.classes)
-    if learner is not None:
-        contents["effective samples"] = learner.engine.samples
-        contents["bounded rows"] = f"{model.bounded:.2%}"
-        if not model.classify:
-            contents["noise"] = float(np.sqrt(learner.noise_variance()[0]))
+        model: TableModel = unpack(header, state, None, str(path))
+        contents |= {
+            "rows": model.trace.rows,
+            "quarantined": model.quarantined,
+            "error": error_of(model),
+            "recent error": error_of(model, recent=True),
+            "columns": sorted(model.inputs.cells),
+            "inputs": len(model.inputs.names),
+            "numbers and texts": model.inputs.mixed_columns(),
+            "position": header.position,
+            "classes": list(model.classes),
+            "bounded rows": f"{model.bounded:.2%}",
+        }
     return contents
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from sepsa.validation import printable
@@ -46,6 +46,11 @@ def say(text: str, begin: str = "", end: str = "\n") -> None:
         print(begin + printable(text).replace("\n", "\\n"), file=sys.stderr, end=end, flush=True)
     except OSError:
         silence(sys.stderr)
+
+
+def few(names: Sequence[str]) -> str:
+    """The first names."""
+    return ", ".join(names[:20]) + ", ..." * (len(names) > 20)
 
 
 def duration(seconds: float) -> str:
@@ -89,6 +94,6 @@ def exit_code(run: Callable[[], int]) -> int:
         return PIPE_CLOSED
     except KeyboardInterrupt:
         return INTERRUPTED
-    except (OSError, ValueError, MemoryError) as error:
+    except (OSError, ValueError, MemoryError, ModuleNotFoundError) as error:
         say(describe(error))
         return FAILED

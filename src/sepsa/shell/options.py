@@ -35,11 +35,11 @@ def whole(least: int) -> Callable[[str], int]:
 
 
 def number(text: str) -> float | str:
-    """A number, or "auto"."""
+    """A number, or words, such as "auto" or "month", which the model checks."""
     try:
-        return text if text == "auto" else float(text)
+        return float(text)
     except ValueError:
-        raise ValueError(f"must be a number or auto, got {text!r}") from None
+        return text
 
 
 def periods(text: str) -> float | str | tuple[float | str, ...]:
@@ -58,11 +58,6 @@ def digits(text: str) -> int | str:
     if text == "all" or (text.isdecimal() and 1 <= int(text) <= 17):
         return text if text == "all" else int(text)
     raise ValueError(f"must be a number from 1 to 17, or all, got {text!r}")
-
-
-def step_in_words(text: str) -> float | str:
-    """A number of seconds, or words."""
-    return number(text) if text[:1].isdigit() else text
 
 
 def path_or_stream(text: str) -> Path | None:
@@ -117,7 +112,7 @@ class SeriesOptions:
     lags: int | str = option("auto", "Past rows that are inputs.", read=whole(1))
     seasons: Any = option("auto", "Periods in rows, with commas between; else they are found.", read=periods)
     step: float | str | None = option(
-        None, "Seconds between rows, or day, business day, week, month, ...; else it is found.", read=step_in_words
+        None, "Seconds between rows, or day, business day, week, month, ...; else it is found.", read=number
     )
     bounds: Any = option((None, None), "Least and largest value, as 0, or 0,100; else none.", read=limits)
     every: int = option(

@@ -8,14 +8,13 @@ import os
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
-from operator import add
+from operator import add, itemgetter
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from sepsa.shell.cells import BadRow, TableError
+from sepsa.shell.cells import TableError
 from sepsa.shell.messages import INTERRUPTED, LEFT_OUT, TERMINATED, Misuse, check_stdout, duration, print_text, say
 from sepsa.shell.model import BlockResult, Details, TableModel
 from sepsa.states.output import is_device
@@ -57,10 +56,9 @@ class Output:
         first = self._file.readline()
         if there < size or first != self._header:
             self._file.close()
-            what = f"{there} bytes" if there < size else f"the columns {first.strip()[:200]!r}"
-            wanted = f"{size}" if there < size else f"{self._header.strip()!r}"
             raise TableError(
-                f"{self.path} has {what} where it had {wanted} at the checkpoint: put it back, or name another file"
+                f"{self.path} has {there} bytes and the columns {first.strip()[:200]!r} where it had {size} and "
+                f"{self._header.strip()!r} at the checkpoint: put it back, or name another file"
             )
         self._file.seek(size)
         self._file.truncate()
@@ -175,20 +173,15 @@ class RunningLine:
         if now - self.last < (REFRESH if self.terminal else PROGRESS) or (rows == self._rows and not self.terminal):
             return
         self.last, self._rows = now, rows
-        rate = (self.model.trace.rows - self.rows) / (now - self.started)
-        left = self._left(now - self.started)
-        text = f"{self.model.trace.rows:,} rows{left}, {rate:,.0f} a second, {error_of(self.model, recent=True)}"
-        if self.model.quarantined:
-            text += f", {self.model.quarantined:,} quarantined"
+        rate = (rows[0] - self.rows) / (now - self.started)
+        share, left = self.share(), ""
+        if share is not None and share > self.first:
+            seconds = (now - self.started) * (1 - share) / (share - self.first)
+            left = f", {share:.0%}, {duration(seconds)} left"
+        text = f"{rows[0]:,} rows{left}, {rate:,.0f} a second, {error_of(self.model, recent=True)}"
+        text += f", {rows[1]:,} quarantined" if rows[1] else ""
         self._shown = self.terminal
         say(text, *(("\r\x1b[K", "") if self.terminal else ()))
-
-    def _left(self, seconds: float) -> str:
-        """The share of the table that was read, and the time that the rest will take; empty where that is unknown."""
-        share = self.share()
-        if share is None or share <= self.first:
-            return ""
-        return f", {share:.0%}, {duration(seconds * (1 - share) / (share - self.first))} left"
 
     def end(self) -> None:
         if self._shown:
@@ -217,9 +210,8 @@ class Signals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with contextlib.suppress(ValueError):  # only the main thread may
-                self._before[number] = signal.signal(number, self._note)
+        with contextlib.suppress(ValueError):  # only the main thread may
+            self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -238,8 +230,7 @@ class LeftOut:
 
     def __init__(self) -> None:
         self.used = self.lost = 0
-        self._counts: Counter[str] = Counter()
-        self._examples: dict[str, BadRow] = {}
+        self._kinds: dict[str, list[Any]] = {}  # the number of rows by their cure, and the first of them
 
     def add(self, result: BlockResult, what: str, tell: Callable[[str], None] = say) -> None:
         """Count the rows of a block; the first ones that are left out are told by `what` became of them."""
@@ -249,17 +240,15 @@ class LeftOut:
                 tell(f"line {row.line} is {what}: {row.reason}")
             self.lost += 1
             kind = row.cure or row.reason.rpartition(": ")[2]
-            if kind in self._counts or len(self._counts) < MOST_REASONS:
-                self._counts[kind] += 1
-                self._examples.setdefault(kind, row)
+            if kind in self._kinds or len(self._kinds) < MOST_REASONS:
+                self._kinds.setdefault(kind, [0, row])[0] += 1
 
     def exit_code(self, code: int) -> int:
         """The exit code of a command at its end, after its last line where it has left many rows out."""
         total = self.used + self.lost
         if self.lost <= MANY * total:
             return code
-        [(kind, count)] = self._counts.most_common(1)
-        row = self._examples[kind]
+        count, row = max(self._kinds.values(), key=itemgetter(0))
         said = f"{row.reason}: {row.cure}" if row.cure else row.reason
         say(f"WARNING: {self.lost} of {total} rows were left out, {count} of them because {said}")
         return code or LEFT_OUT

@@ -27,10 +27,9 @@ from sepsa.states.output import replace
 
 def report(options: ReportOptions) -> int:
     """Write the page of a saved model."""
-    model, header = load_model(options.model, "sepsa stream", "sepsa forecast")
+    model, files = load_model(options.model, "sepsa stream", "sepsa forecast")
     options.out.mkdir(parents=True, exist_ok=True)
     page = options.out / f"{options.model.stem}.html"
-    files = header.position if isinstance(header.position, dict) else {}
     write_page(page, str(options.model), model, Path((files.get("quarantine") or [os.devnull])[0]))
     say(f"the page is {page}")
     return FINISHED
@@ -41,25 +40,16 @@ def write_page(path: Path, source: str, model: Any, quarantine: Path) -> None:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("sepsa.shell", "."), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    environment.globals |= {"ticks": ticks, "zip": zip}
-    kind, values = (
-        ("forecast", of_forecast(model)) if isinstance(model, ForecastTable) else ("stream", of_stream(model))
-    )
-    when, chosen = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), model.get_params()
-    options = [
-        (each.name, spelled(chosen[each.name]), each.metadata["help"]) for each in (*fields(model), *fields(Reading))
-    ]
-    page = environment.get_template(f"{kind}.html.jinja").render(
-        kind=kind,
+    environment.globals |= {"ticks": ticks, "zip": zip, "error_of": error_of, "spelled": spelled, "window": WINDOW}
+    forecasts, chosen = isinstance(model, ForecastTable), model.get_params()
+    page = environment.get_template("forecast.html.jinja" if forecasts else "stream.html.jinja").render(
         source=source,
-        when=when,
+        when=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         model=model,
-        trace=model.trace,
-        score=error_of(model),
-        options=options,
+        options=[(each, chosen[each.name]) for each in (*fields(model), *fields(Reading))],
         quarantine=quarantine,
         lost=lost_rows(quarantine) if model.quarantined else [],
-        **values,
+        **(of_forecast(model) if forecasts else of_stream(model)),
     )
     replace(path, [page.encode()])
 
@@ -105,35 +95,25 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def of_stream(model: TableModel) -> dict[str, Any]:
-    """What the page of `sepsa stream` shows beside the model."""
+    """The chart of the page of `sepsa stream`, and the points of its curve."""
     trace = model.trace
     errors = [*trace.points, *([math.fsum(trace.part) / len(trace.part)] if trace.part else [])] or [trace.mean]
     return {
-        "title": model.target,
         "curve": Chart((0.0, max(1, trace.rows)), (0.0, max(max(errors), 1e-12) * 1.08)),
         "points": ((np.arange(len(errors)) + 0.5) * trace.rows / len(errors), errors),
-        "window": WINDOW,
-        "columns": sorted(model.inputs.cells),
-        "chosen": {} if model.learner is None else model.learner.engine.chosen,
     }
 
 
 def of_forecast(model: ForecastTable) -> dict[str, Any]:
-    """What the page of `sepsa forecast` shows beside the model."""
-    forecaster = model.forecaster
-    made, known = forecaster.predict(X=model.ahead_inputs(), quantiles=(0.05, 0.1, 0.25, 0.75, 0.9, 0.95))
+    """The charts of the page of `sepsa forecast`."""
+    made, known = model.forecaster.predict(X=model.ahead_inputs(), quantiles=(0.05, 0.1, 0.25, 0.75, 0.9, 0.95))
     q05, q10, q25, q75, q90, q95 = known.values()
     bands = ((q05, q95), (q10, q90), (q25, q75))
     return {
-        "title": ", ".join(model.target),
         "charts": [
             (name, fan_chart(model.history[:, j], made[:, j], [(low[:, j], high[:, j]) for low, high in bands]))
             for j, name in enumerate(model.target)
         ],
-        "table": model.last_forecast(),
-        "naive": model.beside_naive(),
-        "seasons": spelled(forecaster.seasons_),
-        "outliers": forecaster.outliers_,
     }
 
 

@@ -20,7 +20,7 @@ from sepsa.learner.columns.reader import Column
 from sepsa.learner.memory.parts import Floats
 from sepsa.shell.cells import RowBlock, UsableRows
 from sepsa.shell.messages import Misuse
-from sepsa.shell.model import BlockResult, at_rows
+from sepsa.shell.model import BlockResult
 from sepsa.shell.options import SeriesOptions
 from sepsa.shell.reading import ABSENT, NOT_FINITE, Reading, cure_of, wrong_cell
 from sepsa.shell.trace import ErrorTrace
@@ -68,12 +68,9 @@ class ForecastTable(SeriesOptions):
         lines, made = block.lines[rows], np.empty((0, self.horizon, len(self.target)))
         told: list[str] = []
         if len(rows):
-            columns = at_rows(block.columns, rows)
-            empty = np.full(len(rows), np.nan)
-            Y = np.column_stack([columns[n].numbers if n in columns else empty for n in self.target])
-            E = np.column_stack(
-                [np.empty((len(rows), 0)), *(self._numbers(columns, n, len(rows)) for n in self.inputs)]
-            )
+            Y = np.column_stack([block.column(name).numbers[rows] for name in self.target])
+            inputs = (self._numbers(name, block.column(name).rows(rows)) for name in self.inputs)
+            E = np.column_stack([np.empty((len(rows), 0)), *inputs])
             if self.known_ahead:
                 Y, E, at, lines = self._hold(Y, E, at, lines)
             if len(Y):
@@ -115,17 +112,14 @@ class ForecastTable(SeriesOptions):
         self.history = np.concatenate([self.history, Y])[-SHOWN * self.horizon :]
         return made, [str(one.message) for one in caught]
 
-    def _numbers(self, columns: dict[str, Any], name: str, count: int) -> Floats:
+    def _numbers(self, name: str, column: Column) -> Floats:
         """A column of inputs (n,), or (n, TEXTS) indicators of its texts."""
-        column = columns.get(name)
-        if column is not None and column.is_text.any() and self.forecaster.rows == 0 and name not in self.texts:
-            self.texts[name] = []
+        if column.is_text.any() and self.forecaster.rows == 0:
+            self.texts.setdefault(name, [])
         if name not in self.texts:
-            return np.full(count, np.nan) if column is None else column.numbers
-        known, out = self.texts[name], np.zeros((count, TEXTS))
-        if column is None:
-            return out
-        for i in np.flatnonzero(column.is_text):
+            return column.numbers
+        known, out = self.texts[name], np.zeros((len(column.numbers), TEXTS))
+        for i in np.flatnonzero(column.is_text).tolist():
             text = column.text(i)
             if text not in known and len(known) < TEXTS - 1:
                 known.append(text)
@@ -144,9 +138,7 @@ class ForecastTable(SeriesOptions):
         """Leave out the rows that cannot be learned; returns the times of all rows, and whether these are dates."""
         block = usable.block
         for name in (*self.target, *self.inputs):
-            column = block.columns.get(name)
-            if column is None:
-                continue
+            column = block.column(name)
             reason, texts = wrong_cell(name, column, self.reading), column.is_text
             if name in self.texts or (name in self.inputs and not self.forecaster.rows and self._are_names(column)):
                 texts[:] = False
@@ -167,13 +159,12 @@ class ForecastTable(SeriesOptions):
     def _refuse_times(self, usable: UsableRows, at: Floats, dated: bool) -> None:
         """Leave out the rows whose time cannot follow the rows before."""
         clock, learned = self.forecaster.clock(), self.forecaster.rows
-        column, form = usable.block.columns.get(self.time or ""), self.reading.date_format
+        column, form = usable.block.column(self.time), self.reading.date_format
         said = "a date as 2026-01-31" if form is None else f"in the --date-format {form}"
-        usable.refuse(... if column is None else ~column.present, f"there is no {self.time!r}", ABSENT)
-        if column is not None:
-            more = {"kind": "date", "otherwise": "give --date-format, as %d.%m.%Y %H:%M"}
-            no_time = wrong_cell(str(self.time), column, self.reading, f"which is not {said}", **more)
-            usable.refuse(np.isnan(at), no_time, "")
+        usable.refuse(~column.present, f"there is no {self.time!r}", ABSENT)
+        more = {"kind": "date", "otherwise": "give --date-format, as %d.%m.%Y %H:%M"}
+        no_time = wrong_cell(str(self.time), column, self.reading, f"which is not {said}", **more)
+        usable.refuse(np.isnan(at), no_time, "")
         if not dated and learned < 2 and (form := integer_dates(np.append(clock.first, at[usable.rows][:100]))):
             raise Misuse(
                 f"{self.time!r} has dates without marks between their parts, as {at[usable.rows[0]]:.0f}: give "
@@ -211,11 +202,9 @@ class ForecastTable(SeriesOptions):
 
     def times(self, block: RowBlock) -> tuple[Floats, bool]:
         """The times of a block in seconds, NaN where there is none, and whether they are dates."""
-        column, given = block.columns.get(self.time or ""), self.reading.date_format
-        if column is None:
-            return np.full(len(block), np.nan), False
+        column, given = block.column(self.time), self.reading.date_format
         if given is None:
-            return (column.numbers, False) if column.times is None else (column.times, True)
+            return (column.numbers if column.times is None else column.times), column.times is not None
         # Cell by cell: with a format, digits alone such as 01022026 are a date, which the reader takes for a number.
         return np.array([date_of(column.text(i), given) for i in range(len(block))]), True
 
@@ -262,16 +251,14 @@ class ForecastTable(SeriesOptions):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from the result of `state_dict`; a ValueError changes nothing."""
-        keys = {"forecaster", "trace", "quarantined", "next", "history", "texts"}
-        new = schema.read("state", state_dict, keys)
+        """Continue as a new model from the result of `state_dict`; a ValueError changes nothing."""
+        new = schema.read("state", state_dict, set(self.state_dict()))
         trace, quarantined, m = ErrorTrace.from_state(new["trace"]), new.integer("quarantined"), len(self.target)
         following, history = new.array("next", (m,), missing=True), new.array("history", (None, m), missing=True)
         texts = {str(name): [str(text) for text in known][:TEXTS] for name, known in dict(new["texts"]).items()}
         self.forecaster.load_state_dict(new["forecaster"])
-        self.texts, self.ahead = texts, np.empty((0, 0))
-        self.ahead_at, self.ahead_lines = np.empty(0), np.empty(0, np.int64)
-        self.trace, self.quarantined, self.next, self.history = trace, quarantined, following, history
+        self.trace, self.quarantined, self.texts = trace, quarantined, texts
+        self.next, self.history = following, history
 
 
 def date_of(text: str, date_format: str) -> float:

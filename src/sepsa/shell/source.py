@@ -30,7 +30,7 @@ class ByteSource:
     """The bytes of a file or of standard input, decompressed; None while a pipe is idle, b"" at the end."""
 
     def __init__(self, path: Path | None, held: ExitStack, follow: bool = False, encoding: str = UTF_8) -> None:
-        self.name = "standard input" if path is None else str(path)
+        self.name = name_of(path)
         if path is None and sys.stdin is None:
             raise TableError("standard input is closed: name a file, or pipe a table into the command")
         self._file: Any = sys.stdin.buffer if path is None else held.enter_context(path.open("rb"))
@@ -52,7 +52,6 @@ class ByteSource:
         if self.compressed and follow:
             raise TableError(f"--follow needs a plain file, and {self.name} is compressed")
         self.encoding, self.encoded = encoding, encoding != UTF_8 and not start.startswith(BINARY)
-        self.is_utf8 = self.encoded and is_utf8(self.peek())  # though another encoding is given
         if self.encoded:
             self._chunks = recode(self._chunks, encoding, follow, self.name)
 
@@ -98,12 +97,9 @@ class ByteSource:
         self._chunks = self._raw()
 
 
-def is_utf8(data: bytes) -> bool:
-    """Whether these bytes, which may end within a character, are UTF-8 and not ASCII alone."""
-    try:
-        return not data.isascii() and bool(codecs.getincrementaldecoder(UTF_8)().decode(data))
-    except UnicodeDecodeError:
-        return False
+def name_of(source: Path | None) -> str:
+    """The table in messages."""
+    return "standard input" if source is None else str(source)
 
 
 def recode(chunks: Iterator[bytes | None], encoding: str, follow: bool, name: str) -> Iterator[bytes | None]:
@@ -146,11 +142,12 @@ class ChunkFile(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def read(self, size: int = -1) -> bytes:
+    def readinto(self, buffer: Any) -> int:
         while not self._unread:
             data = next(self._chunks, b"")
             if data == b"":
-                return b""
+                return 0
             self._unread = data or b""
-        some, self._unread = self._unread[:size], self._unread[size:]
-        return some
+        some, self._unread = self._unread[: len(buffer)], self._unread[len(buffer) :]
+        buffer[: len(some)] = some
+        return len(some)
