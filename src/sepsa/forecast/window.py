@@ -138,8 +138,7 @@ class Window:
                 self.model.skip(skip)
             own = order[start:stop]
             at = np.cumsum(np.minimum(gaps[start:stop], IMAGINED) + 1) - 1
-            room = [(int(at[-1]) + 1 if len(each) else 0, *each.shape[1:]) for each in rows[2:4]]
-            made, quantiles = (np.full(shape, np.nan) for shape in room)
+            made, quantiles = (np.full((len(each) and at[-1] + 1, *each.shape[1:]), np.nan) for each in rows[2:4])
             known = self._rows(spaced(values[own], at))
             self.learn(known._replace(made=made, quantiles=quantiles, ahead=rows.ahead))
             for out, told in ((rows.made, made), (rows.quantiles, quantiles)):
