@@ -14,8 +14,8 @@ import numpy as np
 
 from sepsa.learner.columns.inputs import Inputs
 from sepsa.learner.columns.reader import Column, column_of_objects
-from sepsa.learner.growth import learn_rows
 from sepsa.learner.learner import StreamLearner
+from sepsa.learner.named import Learner
 from sepsa.learner.options import RiverOptions
 
 
@@ -24,10 +24,9 @@ class JsonLines:
 
     def __init__(self, target: str, **options: Any) -> None:
         self.target, self.options = target, RiverOptions(**options, missing="mean").of_learner()
-        self.inputs = Inputs(categories=256)
-        self.learner: StreamLearner | None = None
+        self.learner = Learner(Inputs(categories=256), {target: 0})
 
-    def new_learner(self, inputs: int, outputs: int) -> StreamLearner:
+    def new_body(self, inputs: int, outputs: int) -> StreamLearner:
         return StreamLearner(inputs, outputs, regression=True, **self.options)
 
     def columns(self, rows: list[dict[str, Any]]) -> dict[str, Column]:
@@ -38,17 +37,16 @@ class JsonLines:
         """Predict the target of each line, then learn it; fields may come and go."""
         rows = [json.loads(line) for line in lines]
         columns, Y = self.columns(rows), np.array([[float(row[self.target])] for row in rows])
-        new_inputs, _ = self.inputs.add(columns)
-        X = self.inputs.encode(columns, len(rows))
-        ones = np.ones(len(rows))
-        self.learner, before = learn_rows(self.learner, self.new_learner, X, Y, ones, new_inputs, told=1)
+        X, new_inputs, _ = self.learner.inputs.learn(columns, Y)
+        self.learner, before = self.learner.learn(self.new_body, X, Y, np.ones(len(Y)), new_inputs)
         return before[:, 0].tolist()
 
     def predict(self, lines: Iterable[str]) -> list[tuple[float, float]]:
         """The target of each line and its standard deviation."""
         rows = [json.loads(line) for line in lines]
-        assert self.learner is not None, "learn some lines first"
-        mean, deviation = self.learner.predict_with_deviation(self.inputs.encode(self.columns(rows), len(rows)))
+        assert self.learner.body is not None, "learn some lines first"
+        X = self.learner.inputs.encode(self.columns(rows), len(rows))
+        mean, deviation = self.learner.body.predict_with_deviation(X)
         return list(zip(mean[:, 0].tolist(), deviation[:, 0].tolist(), strict=True))
 
 

@@ -55,9 +55,9 @@ def trained(model_type, n=WARM_UP + 20, **options):
 
 def inside(model):
     """All that a model knows, bit by bit."""
-    learner = model._learner
-    rest = (model._features, model._outputs, model._target_name)
-    if learner is None:
+    inputs, outputs, body, _ = model._learner
+    rest = (inputs, outputs, model._target_name)
+    if body is None:
         return (*rest, None)
-    arrays = (learner.engine.memory.vector, learner.offset, *learner._first)
-    return (*rest, learner.rows, *(array.tobytes() for array in arrays))
+    arrays = (body.engine.memory.vector, body.offset, *body._first)
+    return (*rest, body.rows, *(array.tobytes() for array in arrays))

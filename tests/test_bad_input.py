@@ -198,7 +198,7 @@ def river_model(learned=True, scaler=False):
 def very_many_features():
     model, x = river_model(learned=False), dict.fromkeys(range(20_000), 1.0)
     told = seen(model.learn_one, x, 1.0)
-    assert model._learner.engine.inputs == 256
+    assert model._learner.body.engine.inputs == 256
     assert seen(model.learn_one, x, 1.0) == ""
     return told
 

@@ -318,7 +318,7 @@ MUTANTS = [
            "categorical", Tests(["tests/shell/test_reader.py"], "category")),
     Mutant("stream/columns: a damaged encoder", "learner/columns/inputs.py",
            "if -1 in known.values() or len(known) > self.categories:", "if False:", INPUTS),
-    Mutant("stream: an input one row late", "learner/growth.py", "new.row <= start for", "new.row < start for", INPUTS),
+    Mutant("stream: an input one row late", "learner/named.py", "new.row <= start for", "new.row < start for", INPUTS),
     Mutant("stream: indicators", "learner/scales.py", "share < 0.1", "share < 0.9", ESTIMATORS),
     Mutant("stream: the simplex", "learner/calibration.py", "np.maximum(scores - tau, 0.0)", "np.abs(scores - tau)",
            ESTIMATORS),

@@ -93,10 +93,10 @@ def measure(item: tuple[str, str, str], folder: Path) -> dict[str, Any]:
         told = model.prequential(X, y)
         loss[start:stop] = np.abs(y - told) if number else told != y
         if kind == "evidence":
-            engine = model._learner.engine
+            engine = model._learner.body.engine
             for h in range(len(engine.form.heads)):
                 look(engine.memory.of("heads", h), float(value))
-    ridges = [float(model._learner.engine.memory("NUMBERS", "heads", h)["ridge"]) for h in range(1)]
+    ridges = [float(model._learner.body.engine.memory("NUMBERS", "heads", h)["ridge"]) for h in range(1)]
     return {"error": float(f"{loss.mean():.5g}"), "rows": stream.rows, "ridge": float(f"{ridges[0]:.3g}")}
 
 

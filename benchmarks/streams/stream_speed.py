@@ -84,7 +84,7 @@ def default_learner(X: Array, Y: Array, body: Literal["auto", "fourier"] = "auto
     """The default learner of the interfaces, without their checks: a network with several heads, and experts."""
     from sepsa.interfaces.sklearn import SepSARegressor
 
-    learner = SepSARegressor(body=body)._new_learner(X.shape[1], Y.shape[1], seed=0)
+    learner = SepSARegressor(body=body)._new_body(X.shape[1], Y.shape[1], seed=0)
     return second_pass(lambda: learner.learn(X, Y)[:, 0], lambda: learner.learn(X, Y))
 
 

@@ -154,13 +154,13 @@ WIDE, VOID = ["tuple", [20_000, 20_000]], ["list", ["numpy", ["list", ["V4000000
 HUGE = {  # what the header claims, and of which model
     "a scalar of great width": (say(state=["numpy", ["V4000000000", 1]]), None),
     "wide layers": (set_entry("configuration", "hidden_layer_sizes", value=WIDE), regressor),
-    "many inputs": (set_entry("state", "learner", "engine", "inputs", value=10**6), regressor),
-    "more inputs than bytes": (set_entry("state", "learner", "engine", "inputs", value=2**60), regressor),
+    "many inputs": (set_entry("state", "learner", "body", "engine", "inputs", value=10**6), regressor),
+    "more inputs than bytes": (set_entry("state", "learner", "body", "engine", "inputs", value=2**60), regressor),
     "a batch without end": (set_entry("configuration", "batch_size", value=2**60), regressor),
-    "wide labels": (set_entry("state", "classes", "dtype", value="<U1000000000"), classifier),
+    "wide labels": (set_entry("state", "dtype", value="<U1000000000"), classifier),
     "an unknown parameter": (set_entry("configuration", "ridge", value=["dict", [["a", 1]]]), regressor),
     "wide layers of River's": (set_entry("configuration", "hidden", value=WIDE), river_model),
-    "a void label": (set_entry("state", "features", value=["list", [VOID]]), river_model),
+    "a void label": (set_entry("state", "learner", "inputs", "names", value=["list", [VOID]]), river_model),
 }
 
 

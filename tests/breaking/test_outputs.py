@@ -314,13 +314,13 @@ def test_the_command_saves_a_broken_model_only_by_force(monkeypatch):
 
     def broken(self):
         state = real(self)
-        if state["learner"] is not None:
-            state["learner"]["offset"][0] = np.nan
+        if state["learner"]["body"] is not None:
+            state["learner"]["body"]["offset"][0] = np.nan
         return state
 
     monkeypatch.setattr(TableModel, "state_dict", broken)
     told = stream("--checkpoint m.sepsa", more="3,6\n", code=1)
-    assert "state['learner']['offset'] has NaN or Inf" in told
+    assert "state['learner']['body']['offset'] has NaN or Inf" in told
     assert Path("m.sepsa").read_bytes() == good
     stream("--checkpoint m.sepsa --force", more="3,6\n")
     assert Path("m.sepsa").read_bytes() != good

@@ -79,7 +79,7 @@ def classification(n=400, classes=3, seed=0):
 def held(model):
     """All that a model holds, to be compared bit by bit."""
     names = sorted(set(model.__dict__) - {"_learner", "_lock"})
-    learner = None if model._learner is None else model._learner.state_dict()
+    learner = model._learner.state_dict()
     return copy.deepcopy({"learner": learner} | {name: model.__dict__[name] for name in names})
 
 
@@ -147,7 +147,7 @@ def test_fit_then_partial_fit_goes_on_from_there():
     cold = np.abs(SepSARegressor(random_state=0).prequential(X[300:], y[300:]) - y[300:]).mean()
     warm = np.abs(model.prequential(X[300:], y[300:]) - y[300:]).mean()
     assert warm < 1.05 * known < cold
-    assert model._learner.engine.samples == 0.8 * 300 + 300  # of a member that left out a fifth
+    assert model._learner.body.engine.samples == 0.8 * 300 + 300  # of a member that left out a fifth
 
 
 @pytest.mark.parametrize("how", ["fit", "partial_fit"])
@@ -242,7 +242,7 @@ def test_a_class_seen_late_takes_nothing_away(start):
     model = SepSAClassifier(random_state=0, body="fourier")  # experts give a new class a share
     model.partial_fit(X[late], y[late])
     assert model.classes_.tolist() == ["m", "z"]
-    before, grown = model._learner.predict(X), model._learner.copy()
+    before, grown = model._learner.body.predict(X), model._learner.body.copy()
     grown.grow((), 3)
     np.testing.assert_allclose(grown.predict(X), np.pad(before, [(0, 0), (0, 1)]), atol=1e-6)
     labels = model.prequential(X[start:], y[start:])
@@ -374,12 +374,12 @@ def test_a_failed_growth_leaves_the_classes_as_they_were():
 def test_a_row_that_cannot_be_learned_changes_nothing_though_nothing_is_copied(kind, rows):
     X, y = regression(rows) if kind is SepSARegressor else classification(rows)
     model = kind(random_state=0, loss="squared", activation="relu").partial_fit(X, y)
-    learner, before = model._learner, held(model)
+    body, before = model._learner.body, held(model)
     with pytest.raises(NotFinite, match="not finite"):
         model.partial_fit(np.full((1, X.shape[1]), 1e300), y[:1])
     assert same(held(model), before)
     model.partial_fit(X[:1], y[:1])
-    assert model._learner is learner
+    assert model._learner.body is body
     assert not same(held(model), before)
 
 

@@ -167,7 +167,7 @@ def test_texts_booleans_and_dates_are_features():
         one.learn_one(x, target)
     many.learn_many(frame, y)
     named = {"city=Oslo", "city=Rome", "open", "size", "time:days", "time:month", "time:weekday", "time:hour"}
-    assert set(one._features.names) == set(many._features.names) == named
+    assert set(one._learner.inputs.names) == set(many._learner.inputs.names) == named
     np.testing.assert_allclose(many.predict_many(frame), [one.predict_one(x) for x in frame.to_dict("records")])
     assert np.mean(errors[100:]) < 0.2 * np.mean(errors[:10])
     assert np.isfinite(one.predict_one({"city": "Lima", "time": pd.NaT, "open": np.bool_(True)}))
@@ -254,15 +254,15 @@ def test_features_beyond_the_limit_are_ignored_with_one_warning(settled):
     assert [str(each.message)[:44] for each in told] == ["more than 4 features: later ones are ignored"]
     assert "FeatureHasher" in str(told[0].message)
     assert told[0].filename == __file__
-    assert len(one._features.names) == 4
-    assert not one._features.pending
+    assert len(one._learner.inputs.names) == 4
+    assert not one._learner.inputs.pending
     with pytest.warns(UserWarning, match="more than 4 features"):
         many.learn_many(pd.DataFrame(rows), pd.Series(y))
     assert inside(one) == inside(many)
     for x, target in zip(rows, y, strict=True):
-        few.learn_one({name: value for name, value in x.items() if name in one._features.names}, target)
+        few.learn_one({name: value for name, value in x.items() if name in one._learner.inputs.names}, target)
     for x in rows[-5:]:
-        assert one.predict_one(x) == few.predict_one({name: x[name] for name in x if name in few._features.names})
+        assert one.predict_one(x) == few.predict_one({name: x[name] for name in x if name in few._learner.inputs.names})
 
 
 # ---------------------------------------------------------------------- probabilities
@@ -274,7 +274,7 @@ def test_probabilities_are_a_mixture_weighted_by_the_losses_made(forgetting):
     loss = [0.0] * len(INVERSE_TEMPERATURES)
     for t, (x, y) in enumerate(stream(WARM_UP + 300, SepSAClassifier)):
         scores = model._predict_row(x) or []
-        p = nearest_on_simplex(np.array(scores if y in model._outputs else [*scores, 0.0]))
+        p = nearest_on_simplex(np.array(scores if y in model._learner.outputs else [*scores, 0.0]))
         parts = []
         for beta in INVERSE_TEMPERATURES:
             shares = [math.exp(beta * value) for value in p]
@@ -284,7 +284,7 @@ def test_probabilities_are_a_mixture_weighted_by_the_losses_made(forgetting):
             mixed = [sum(w * part[k] for w, part in zip(weights, parts, strict=True)) for k in range(len(p))]
             expected = [value / sum(weights) for value in mixed]
             assert list(model.predict_proba_one(x).values()) == pytest.approx(expected, abs=1e-9)
-        place = model._outputs.get(y, len(model._outputs))
+        place = model._learner.outputs.get(y, len(model._learner.outputs))
         loss = [forgetting * old - math.log(part[place]) for old, part in zip(loss, parts, strict=True)]
         model.learn_one(x, y)
 

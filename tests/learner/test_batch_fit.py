@@ -229,7 +229,7 @@ def test_intervals_stay_true_while_a_model_with_many_inputs_goes_on_to_learn():
     X = size * rng.standard_normal((600, 80))
     Y = X @ rng.standard_normal((80, 3)) / 3 + size * rng.standard_normal((600, 3))
     model = SepSARegressor(random_state=0, max_iter=1).fit(X[:300], Y[:300])
-    assert model._learner.inflation > 1
+    assert model._learner.body.inflation > 1
     inside = covered(model, X, Y, 300)
     assert 0.86 < np.mean(inside[:100]) < 0.96
     assert 0.86 < np.mean(inside[100:]) < 0.96

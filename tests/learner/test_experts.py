@@ -251,10 +251,10 @@ def test_a_target_that_persists_is_followed_and_errors_are_kept_for_each_key():
     X, y = np.hstack([np.eye(5)[key], rng.normal(size=(1500, 1))]), levels[np.arange(1500), key]
     model = SepSARegressor(random_state=0, body="experts")
     off = np.abs(model.prequential(X, y) - y)[300:].mean()
-    assert np.count_nonzero(model._learner.engine.memory("KEYED", "last errors")) >= 5
+    assert np.count_nonzero(model._learner.body.engine.memory("KEYED", "last errors")) >= 5
     last = np.array([y[:i][key[:i] == key[i]][-1] for i in range(300, 1500)])
     assert off < 1.25 * np.abs(y[300:] - last).mean()
-    smooth = SepSARegressor(random_state=0, body="experts").partial_fit(X[:, 5:], y)._learner.engine
+    smooth = SepSARegressor(random_state=0, body="experts").partial_fit(X[:, 5:], y)._learner.body.engine
     assert np.count_nonzero(smooth.memory("KEYED", "last errors")) <= 2  # the second row has one of two values
 
 

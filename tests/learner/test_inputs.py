@@ -24,6 +24,7 @@ from sepsa.learner.columns import inputs
 from sepsa.learner.columns.reader import Column, column_of_objects
 from sepsa.shell.cells import RowBlock
 from sepsa.shell.model import TableModel
+from sepsa.states.schema import Entries
 
 EFFECT = {"Oslo": 0.0, "Rome": 5.0, "Lima": -5.0}
 
@@ -124,7 +125,7 @@ def test_a_column_of_many_texts_gets_the_mean_of_the_targets_before_each_row(few
             sums[shop], counts[shop] = sums.get(shop, 0.0) + y[i], counts.get(shop, 0) + 1
             targets.append(y[i])
     assert [name for name in encoder.names if "=" in name] == [f"shop={shop}" for shop in named]
-    again = frames.FrameEncoder.of_state(list(X), encoder.state_dict(), 1, "encoder")
+    again = frames.FrameEncoder.of_state(list(X), 1, Entries("state", {"inputs": encoder.state_dict()}))
     np.testing.assert_array_equal(again.encode(again.read(X), len(X)), encoder.encode(encoder.read(X), len(X)))
     unknown = encoder.read(X[:1].assign(shop="never seen"))
     assert encoder.encode(unknown, 1)[0, encoder.names["shop:mean"]] == pytest.approx(np.mean(targets))

@@ -229,7 +229,7 @@ def test_what_more_than_one_row_in_fifty_has_is_no_outlier():
     indicators = SepSARegressor(random_state=0).partial_fit(X[:, 4:], 3 * X[:, 4] + noise)
     assert indicators.outliers_ < 5
     fitted = SepSARegressor(random_state=0, max_iter=10).fit(X[:2000], y[:2000])
-    assert fitted._learner.engine.bounded < 0.04
+    assert fitted._learner.body.engine.bounded < 0.04
 
 
 @pytest.mark.parametrize("growth", [bounds.GROWTH_X, bounds.GROWTH_E])
@@ -418,6 +418,6 @@ def test_threads_that_learn_wait_for_each_other():
     learn(slice(0, 300))
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(learn, [slice(300 + 400 * i, 700 + 400 * i) for i in range(4)]))
-    assert model._learner.engine.samples == pytest.approx(1900, rel=0.05)
-    assert river._learner.engine.samples == pytest.approx(1900, rel=0.05)
+    assert model._learner.body.engine.samples == pytest.approx(1900, rel=0.05)
+    assert river._learner.body.engine.samples == pytest.approx(1900, rel=0.05)
     assert np.abs(model.predict(X) - y).mean() < 2.0

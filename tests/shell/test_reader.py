@@ -78,8 +78,8 @@ def test_a_category_is_a_name_in_every_interface_and_a_text_that_spells_a_number
         saved = sepsa.load(f"{len(named)}.sepsa")
         for names in (
             estimator._encoder.names,
-            learner._features.names,
-            from_arrow._features.names,
+            learner._learner.inputs.names,
+            from_arrow._learner.inputs.names,
             saved.inputs.names,
         ):
             assert sorted(set(names) - {"other=a"}) == named

@@ -109,7 +109,7 @@ def test_a_class_builds_itself_from_a_file_and_from_bytes(tmp_path):
 
 def test_the_wrong_class_is_refused(tmp_path):
     river.SepSARegressor().save(tmp_path / "m.sepsa")
-    assert river.SepSARegressor.load(tmp_path / "m.sepsa")._learner is None  # it has learned nothing
+    assert river.SepSARegressor.load(tmp_path / "m.sepsa")._learner.body is None  # it has learned nothing
     with pytest.raises(CheckpointError, match="holds a SepSARegressor, not a SepSAClassifier"):
         river.SepSAClassifier.load(tmp_path / "m.sepsa")
 

@@ -342,7 +342,7 @@ def shared(learner: SepSARegressor) -> SepSARegressor:
     """Another estimator with what this one has learned."""
     other = SepSARegressor.__new__(SepSARegressor)
     other.__dict__.update({name: value for name, value in vars(learner).items() if name != "_lock"})
-    other._learner = learner._learner.copy()
+    other._learner = learner._learner._replace(body=learner._learner.body.copy())
     return other
 
 

@@ -23,9 +23,9 @@ from sepsa.learner.arithmetic.robust import HUGE
 from sepsa.learner.columns.frame import FrameEncoder, all_numbers, as_pandas, check_numbers, in_order, is_frame
 from sepsa.learner.columns.inputs import CLASS_MEANS
 from sepsa.learner.columns.reader import Column
-from sepsa.learner.growth import NewInput, learn_rows
 from sepsa.learner.learner import TELL, WARM_UP, StreamLearner
 from sepsa.learner.memory.parts import Floats
+from sepsa.learner.named import Learner, Names, NewInput
 from sepsa.learner.options import Options, body_of, of_estimator, widths
 from sepsa.learner.rows import dense, row_parts
 from sepsa.learner.scales import order_of_columns
@@ -47,18 +47,22 @@ NUMBERS = {"dtype": np.float64, "order": "C", "ensure_all_finite": "allow-nan"} 
 class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
     """The base of the regressor and the classifier: a learner of rows of numbers, and its state."""
 
-    _encoder: FrameEncoder | None = None  # of DataFrames that do not hold numbers alone
-    _EXTRA: tuple[str, ...]  # the entries of a state that only one of the two estimators has
-    _OWN = ("_learner", "_encoder", "_columns", "_losses", "_target_shape")  # is learned, as what ends with _
+    _EXTRA: tuple[str, ...] = ()  # the entries of a state that only one of the two estimators has
+    _OWN = ("_learner", "_columns")  # is learned, as what ends with _
 
     def _extra_state(self) -> dict[str, Any]:
-        raise NotImplementedError
+        return {}
 
-    def _load_extra_state(self, state: Entries, outputs: int) -> None:
+    def _load_extra_state(self, state: Entries) -> None:
         """Set the attributes that these entries hold."""
-        raise NotImplementedError
 
-    def _new_learner(self, inputs: int, outputs: int, seed: int, for_fit: bool = False, **more: Any) -> StreamLearner:
+    @property
+    def _encoder(self) -> FrameEncoder | None:
+        """That of DataFrames that do not hold numbers alone."""
+        encoder: FrameEncoder | None = self._learner.inputs
+        return encoder
+
+    def _new_body(self, inputs: int, outputs: int, seed: int, for_fit: bool = False, **more: Any) -> StreamLearner:
         """A learner with this estimator's parameters, which are checked, and more options; `for_fit` trains it."""
         if inputs > MOST_INPUTS:
             raise ValueError(
@@ -112,10 +116,10 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
             check_sizes(float(np.median(sizes) if robust else sizes.max()))
             Y = np.clip(Y, -HUGE, HUGE)
         options: dict[str, Any] = {"tells": False} | ({} if even else {"loss": "squared"})
-        new_learner = partial(self._new_learner, X.shape[1], Y.shape[1], for_fit=True, **options)
+        new_body = partial(self._new_body, X.shape[1], Y.shape[1], for_fit=True, **options)
         job = batch_fit.Job(
-            partial(new_learner, body="fourier"),
-            new_learner if body_of(self.body, layers) == "experts" else None,
+            partial(new_body, body="fourier"),
+            new_body if body_of(self.body, layers) == "experts" else None,
             batch_fit.Table(X, Y, weight),
             batch_fit.Schedule(
                 passes=at_least("max_iter", self.max_iter, 1),
@@ -135,19 +139,19 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
             member.order = order
         committee.members[0].tells = True
         committee.members[0].tell(TELL)
-        self._learner, self.n_iter_ = committee, result.passes
+        self._learner, self.n_iter_ = self._learner._replace(body=committee), result.passes
         return result.predictions, Y[result.rows], weight[result.rows]
 
-    def _learn(self, X: Any, Y: Floats, weight: Floats, told: int) -> Floats:
-        """Learn rows in order; returns the predictions made before. So many outputs are known, or told, before them."""
+    def _learn(self, X: Any, Y: Floats, weight: Floats, outputs: Names) -> Floats:
+        """Learn rows in order, after which there are these outputs; returns the predictions made before."""
         rows, new_inputs = self._numbers(X, Y)
 
-        def new_learner(inputs: int, outputs: int) -> StreamLearner:
-            inputs = inputs if new_inputs else rows.shape[1]
+        def new_body(inputs: int, outputs: int) -> StreamLearner:
             seed = check_random_state(self.random_state).randint(2**31 - 1)
-            return self._new_learner(inputs, outputs, seed, names=self._input_names(inputs))
+            return self._new_body(inputs, outputs, seed, names=self._input_names(inputs))
 
-        self._learner, before = learn_rows(self._learner, new_learner, rows, Y, weight, new_inputs, told, self._batch)
+        batch = 1 if self.batch_size == "auto" else at_least("batch_size", self.batch_size, 1)
+        self._learner, before = self._learner.learn(new_body, rows, Y, weight, new_inputs, batch, outputs=outputs)
         return before
 
     def _numbers(self, X: Any, Y: Floats, shuffled: bool = False) -> tuple[Any, Sequence[NewInput]]:
@@ -158,13 +162,6 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
         for text in said:
             warnings.warn(text, UserWarning, stacklevel=5)
         return rows, new_inputs
-
-    @property
-    def _batch(self) -> int:
-        """The rows that `partial_fit` learns at once."""
-        if self._learner is not None:
-            return int(self._learner.engine.batch_size)
-        return int(of_estimator(self.get_params(deep=False), False)["batch"])
 
     def _input_names(self, inputs: int) -> Sequence[Any] | None:
         """The names of the inputs, by which equal ones are ordered; None where they stay in the order they have."""
@@ -181,7 +178,7 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
 
     def _read_frame(self, X: Any, learn: bool = True, y: Any = None) -> dict[str, Column] | None:
         """The columns of a DataFrame that does not hold numbers alone, by their names; else None."""
-        encoder, new = self._encoder, self._learner is None and is_frame(X) and not all_numbers(X)
+        encoder, new = self._encoder, self._learner.body is None and is_frame(X) and not all_numbers(X)
         if encoder is None and not new:
             return None
         if not is_frame(X):
@@ -196,7 +193,8 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
             encoder = FrameEncoder(names, X.shape[1], means)
         elif learn:
             encoder = deepcopy(encoder)
-        self._encoder = encoder
+        if learn:
+            self._learner = self._learner._replace(inputs=encoder)
         return encoder.read(X, first=learn)
 
     def _in_order(self, X: Any) -> Any:
@@ -214,7 +212,7 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
             all(type(part) is np.ndarray and part.dtype.kind in "biuf" and 0 < len(part) <= FEW for part in (X, *more))
             and X.dtype == np.float64
             and X.ndim == 2
-            and self._learner is not None
+            and self._learner.body is not None
             and self._encoder is None
             and X.shape[1] == self.n_features_in_
             and not hasattr(self, "feature_names_in_")
@@ -236,7 +234,7 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
             return validate_data(self, X, reset=False, accept_sparse="csr", **NUMBERS)
 
     def _predict(self, X: ArrayLike) -> Floats:
-        return np.concatenate([self._learner.predict(part) for _, part in row_parts(self._check_rows(X))])
+        return np.concatenate([self._learner.body.predict(part) for _, part in row_parts(self._check_rows(X))])
 
     def _check_data(
         self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None, **checks: bool
@@ -244,7 +242,7 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
         """Rows (n, inputs), or the columns of a DataFrame, targets and weights (n,), checked."""
         if sample_weight is None and self._is_plain(X, y):
             return X, np.asarray(y), np.ones(np.shape(y))
-        X, first = as_pandas(X), self._learner is None
+        X, first = as_pandas(X), self._learner.body is None
         with explained(X=X, y=y, sample_weight=sample_weight):
             X = X if first else self._in_order(X)
             columns = self._read_frame(X, y=y)
@@ -262,7 +260,7 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
         return tags
 
     def __sklearn_is_fitted__(self) -> bool:
-        return self._learner is not None
+        return self._learner.body is not None
 
     # ------------------------------------------------------------------ saving
 
@@ -279,7 +277,6 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
             "learner": self._learner.state_dict(),
             "feature_names": None if names is None else [str(name) for name in names],
             "n_iter": getattr(self, "n_iter_", None),
-            "encoder": None if self._encoder is None else self._encoder.state_dict(),
             **self._extra_state(),
         }
 
@@ -293,36 +290,40 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
             ValueError: An entry is missing or wrong; the message names it and nothing changed.
         """
         with self._changed(anew=True) as other:
-            keys = {"estimator", "learner", "feature_names", "n_iter", "encoder", *self._EXTRA}
+            keys = {"estimator", "learner", "feature_names", "n_iter", *self._EXTRA}
             new = schema.read("state_dict", state_dict, keys)
             new.equal("estimator", type(self).__name__)
-            saved, names = new.mapping("learner"), new["feature_names"]
+            names = new["feature_names"]
             if names is not None and not all(isinstance(name, str) for name in new.items("feature_names").values):
                 raise new.damaged("feature_names", "texts", names)
-            fitted = "members" in saved.values  # by `fit`, a committee
-            options: dict[str, Any] = {} if new["encoder"] is not None else {"names": names or ()}
-            if fitted:  # the loss that `fit` has used depends on the weights of its rows
-                options["loss"] = one_of(saved.path("loss"), saved.values.get("loss"), ("huber", "squared"))
-            learner: Any = self._new_learner(1, 1, seed=0, for_fit=fitted, **options)
-            learner = Committee([learner]) if fitted else learner
-            learner.load_state_dict(saved.values, saved.name)
-            inputs, outputs = learner.engine.inputs, learner.engine.outputs
-            columns = inputs
-            if new["encoder"] is not None:
-                encoder = FrameEncoder.of_state(names, new["encoder"], self._means(outputs), new.path("encoder"))
-                if len(encoder.names) != inputs:
-                    raise new.damaged("encoder", f"one of {inputs} inputs", len(encoder.names))
-                other._encoder, columns = encoder, len(encoder.kinds)
-            elif not fitted:
-                learner.names = names or range(inputs)
-            other._learner, other.n_features_in_ = learner, columns
+
+            def new_body(state: Entries) -> Any:
+                saved = state.mapping("body")
+                fitted = "members" in saved.values  # by `fit`, a committee
+                options: dict[str, Any] = {} if state["inputs"] is not None else {"names": names or ()}
+                if fitted:  # the loss that `fit` has used depends on the weights of its rows
+                    options["loss"] = one_of(saved.path("loss"), saved.values.get("loss"), ("huber", "squared"))
+                body = self._new_body(1, 1, seed=0, for_fit=fitted, **options)
+                return Committee([body]) if fitted else body
+
+            def read_inputs(state: Entries) -> FrameEncoder | None:
+                means = self._means(len(state.items("outputs")))
+                return None if state["inputs"] is None else FrameEncoder.of_state(names, means, state)
+
+            other._learner = learner = Learner().loaded(new, new_body, read_inputs)
+            if learner.body is None:
+                raise new.damaged("learner", "one that has learned rows", None)
+            columns = learner.body.engine.inputs if learner.inputs is None else len(learner.inputs.kinds)
+            if learner.inputs is None and not isinstance(learner.body, Committee):
+                learner.body.names = names or range(columns)
+            other.n_features_in_ = columns
             if names is not None:
                 if len(names) != columns:
                     raise new.damaged("feature_names", f"the names of {columns} columns", names)
                 other.feature_names_in_ = np.array(names, dtype=object)
             if new["n_iter"] is not None:
                 other.n_iter_ = new.integer("n_iter", 1)
-            other._load_extra_state(new, outputs)
+            other._load_extra_state(new)
 
 
 def check_sizes(target: float) -> None:

@@ -134,7 +134,7 @@ class KeyedLearner:
         """A learner for a new key: a copy of `start`, without experts unless they were asked for or have learned."""
         new = copy.deepcopy(self.start)
         model = getattr(new, "model", new)  # of a Delayed
-        if getattr(model, "body", None) == "auto" and getattr(model, "_learner", None) is None:
+        if getattr(model, "body", None) == "auto" and not getattr(model, "chosen_", True):
             model.body = "fourier"
         return new
 

@@ -6,18 +6,19 @@ import pickle
 from typing import Any
 
 from sepsa.interrupt import locked
+from sepsa.learner.named import Learner
 from sepsa.states.objects import Saves, check_stamp, stamp
 
 
 class Model(Saves):
     """A model of rows: one thread at a time learns, asks or copies it."""
 
-    _learner: Any = None  # before the first row
+    _learner = Learner()
 
     @property
     def outliers_(self) -> int:
         """Number of rows whose target, input or weight was implausible and was bounded by `loss="huber"`."""
-        return 0 if self._learner is None else int(self._learner.engine.outliers)
+        return 0 if self._learner.body is None else int(self._learner.body.engine.outliers)
 
     @property
     @locked
@@ -26,7 +27,7 @@ class Model(Saves):
 
         A dict of its `features`, `ridge`, `forgetting`, the row `since` which it leads, and the `weights` of all heads.
         """
-        return {} if self._learner is None else dict(self._learner.engine.chosen)
+        return {} if self._learner.body is None else dict(self._learner.body.engine.chosen)
 
     # The learner is pickled as bytes: it may learn on meanwhile, and joblib may map arrays that it writes to read-only.
     @locked

@@ -40,30 +40,29 @@ from sepsa.interfaces.river_input import (
     values_in_order,
 )
 from sepsa.interrupt import DeferredInterrupt, locked, new_lock
-from sepsa.learner.calibration import probabilities
+from sepsa.learner.calibration import best
 from sepsa.learner.features import Features, in_columns
-from sepsa.learner.growth import Names, class_codes, indicators, learn_rows, saved_learner
 from sepsa.learner.learner import WARM_UP, StreamLearner
 from sepsa.learner.memory.parts import Floats
+from sepsa.learner.named import Learner, Names, class_codes, indicators
 from sepsa.learner.options import RiverOptions
 from sepsa.states import schema
 from sepsa.states.objects import rebuilt_as
-from sepsa.states.plain import pack_label, unpack_labels
 
 
 class StreamModel(Model, RiverOptions, base.Estimator):
     """The base of River's models: features and outputs by name, and a learner of rows of numbers."""
 
     _regression = True
+    _first_outputs: Names = {}  # noqa: RUF012  that are known before the first row
     _ignores = False  # whether features were ignored, and the user told
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._features = Features({}, {})
-        self._outputs: Names = {}
+        self._learner = Learner(Features({}, {}), self._first_outputs)
         self._target_name: str | None = None
         self._lock = new_lock()
-        self._new_learner(1, 1)  # checks the options
+        self._new_body(1, 1)  # checks the options
 
     @classmethod
     def _unit_test_params(cls) -> Iterator[dict[str, Any]]:
@@ -73,7 +72,7 @@ class StreamModel(Model, RiverOptions, base.Estimator):
 
     clone = locked(base.Estimator.clone)
 
-    def _new_learner(self, inputs: int, outputs: int) -> StreamLearner:
+    def _new_body(self, inputs: int, outputs: int) -> StreamLearner:
         return StreamLearner(inputs, outputs, regression=self._regression, **self.of_learner())
 
     def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
@@ -84,8 +83,8 @@ class StreamModel(Model, RiverOptions, base.Estimator):
         """The value of each output, where y brings no new one; None where y must be read with care."""
         raise NotImplementedError
 
-    def _answers(self, scores: Floats | None, rows: int) -> Any:
-        """The prediction of each row, or of each output by name, by scores (n, outputs), None before the first row."""
+    def _answers(self, scores: Floats) -> Any:
+        """The prediction of each row, or of each output by name, by scores (n, outputs)."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ saving
@@ -96,13 +95,8 @@ class StreamModel(Model, RiverOptions, base.Estimator):
 
         A model with the same parameters that loads it continues with the same bits.
         """
-        return {
-            "model": type(self).__name__,
-            **self._features.state_dict(),
-            "outputs": [pack_label(name) for name in self._outputs],
-            "target_name": self._target_name,
-            "learner": None if self._learner is None else self._learner.state_dict(),
-        }
+        state = {"target_name": self._target_name, "learner": self._learner.state_dict()}
+        return {"model": type(self).__name__} | state
 
     @locked
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -114,18 +108,13 @@ class StreamModel(Model, RiverOptions, base.Estimator):
         Raises:
             ValueError: An entry is missing or wrong; the message names it and nothing changed.
         """
-        keys = {"model", "features", "pending_features", "outputs", "target_name", "learner"}
-        new = schema.read("state_dict", state_dict, keys)
+        new = schema.read("state_dict", state_dict, {"model", "target_name", "learner"})
         new.equal("model", type(self).__name__)
-        features, outputs = Features.from_state(new), unpack_labels(new, "outputs")
         if new["target_name"] is not None and not isinstance(new["target_name"], str):
             raise new.damaged("target_name", "a string or None", new["target_name"])
-        learner = saved_learner(new, self._new_learner, features=features.names, outputs=outputs)
-        self._take(_features=features, _outputs=outputs, _target_name=new["target_name"], _learner=learner)
-
-    def _take(self, **attributes: Any) -> None:
-        """Set several attributes at once: an interrupt comes before all of them or after."""
-        self.__dict__.update(attributes)
+        unlearned = Learner(outputs=self._first_outputs)
+        learner = unlearned.loaded(new, lambda _: self._new_body(1, 1), Features.from_state)
+        self.__dict__.update(_learner=learner, _target_name=new["target_name"])
 
     # ------------------------------------------------------------------ one sample
 
@@ -142,51 +131,48 @@ class StreamModel(Model, RiverOptions, base.Estimator):
         """
         with self._lock:
             learner, targets = self._learner, self._known_targets(y)
-            values = None if targets is None else values_in_order(x, self._features.names, learner)
-            if values is None or learner is None or (w != 1.0 and not read_weight(w)):
+            values = None if targets is None else values_in_order(x, learner.inputs.names, learner.body)
+            if values is None or learner.body is None or (w != 1.0 and not read_weight(w)):
                 self._learn_row(x, y, w)
             else:
-                learner.learn_row(values, targets, w)
+                learner.body.learn_row(values, targets, w)
 
     def _learn_row(self, x: Any, target: Any, w: float) -> None:
-        names, X = read_row(x)
+        (names, X), learner = read_row(x), self._learner
         if read_weight(w) > 0:
             outputs, Y = self._read_targets([target])
-            known = self._features.names
-            late = any(name not in known and X[0, j] == X[0, j] for j, name in enumerate(names))
-            if self._learner is None or late or len(outputs) > len(self._outputs):
+            known = learner.inputs.names
+            if learner.body is None or not known.keys() >= {*names} or len(outputs) > len(learner.outputs):
                 self._learn(names, X, outputs, Y, np.array([float(w)]))
             else:
-                self._learner.learn_row(in_columns(names, X, known)[0].tolist(), Y[0].tolist(), float(w))
+                learner.body.learn_row(in_columns(names, X, known)[0].tolist(), Y[0].tolist(), float(w))
 
-    def _predict_row(self, x: dict[Any, Any]) -> list[float] | None:
-        """The outputs for x; None before the first sample."""
-        learner = self._learner
-        if learner is None:
-            read_row(x)
-            return None
-        values = values_in_order(x, self._features.names, learner)
-        if values is None:
-            values = in_columns(*read_row(x), self._features.names)[0].tolist()
-        return learner.predict_row(values)
+    def _predict_row(self, x: dict[Any, Any]) -> list[float]:
+        """The outputs for x."""
+        inputs, outputs, body, _ = self._learner
+        values = values_in_order(x, inputs.names, body)
+        if values is None or body is None:
+            values = in_columns(*read_row(x), inputs.names)[0].tolist()
+        return [0.0] * len(outputs) if body is None else body.predict_row(values)
 
     def _distributions(self, x: dict[Any, Any]) -> list[proba.Gaussian]:
         """A normal distribution for each output; mean and deviation are 0 before the first sample."""
-        (names, X), pairs = read_row(x), [(0.0, 0.0)]
-        if self._learner is not None:
-            found = self._learner.predict_with_deviation(in_columns(names, X, self._features.names))
-            pairs = list(zip(*(part[0] for part in found), strict=True))
+        (names, X), learner = read_row(x), self._learner
+        found = np.zeros((2, 1, len(learner.outputs)))
+        if learner.body is not None:
+            found = learner.body.predict_with_deviation(in_columns(names, X, learner.inputs.names))
         return [
             proba.Gaussian._from_state(n=1, m=float(m), var=float(s) ** 2, ddof=0)  # type: ignore[no-untyped-call]
-            for m, s in pairs
+            for m, s in zip(*(part[0] for part in found), strict=True)
         ]
 
     # ------------------------------------------------------------------ rows
 
     def _learn(self, names: Sequence[Hashable], X: Floats, outputs: Names, Y: Floats, w: Floats) -> None:
         """Learn rows in order, as one row after the other would."""
-        fixed = max(0, WARM_UP - (0 if self._learner is None else self._learner.rows))
-        features, new, left_out = self._features.after(names, X, fixed, self.missing, self.max_features)
+        learner = self._learner
+        fixed = max(0, WARM_UP - (0 if learner.body is None else learner.body.rows))
+        features, new, left_out = learner.inputs.after(names, X, fixed, self.missing, self.max_features)
         if left_out and not self._ignores:
             self._ignores = True
             warnings.warn(
@@ -195,12 +181,11 @@ class StreamModel(Model, RiverOptions, base.Estimator):
                 UserWarning,
                 stacklevel=4,
             )
-        table = in_columns(names, X, features.names)
-        told = len(outputs) if self._regression else 0
+        table, known = in_columns(names, X, features.names), {"inputs": features, "outputs": outputs}
+        learner = learner._replace(outputs=outputs) if self._regression else learner
         with DeferredInterrupt():
-            learner, _ = learn_rows(self._learner, self._new_learner, table, Y, w, new, told)
-            self._take(_learner=learner, _features=features, _outputs=outputs)
-        learner.tell(len(w))
+            self._learner, _ = learner.learn(self._new_body, table, Y, w, new, **known)
+        self._learner.body.tell(len(w))
 
     @locked
     def learn_many(self, X: DataFrame, y: Series, w: float | Series = 1.0) -> None:
@@ -238,12 +223,11 @@ class StreamModel(Model, RiverOptions, base.Estimator):
             A series of predictions, or of labels, of the frame's library; for several targets a frame with a column for
             each.
         """
-        names, rows = read_frame(X)
-        return frame_of(self._answers(self._predict(names, rows), len(rows)), X, self._target_name)
+        return frame_of(self._answers(self._predict(X)), X, self._target_name)
 
-    def _predict(self, names: Sequence[Hashable], X: Floats) -> Floats | None:
-        """The scores (n, outputs) of rows; None before the first sample."""
-        return None if self._learner is None else self._learner.predict(in_columns(names, X, self._features.names))
+    def _predict(self, X: DataFrame) -> Floats:
+        """The scores (n, outputs) of rows."""
+        return self._learner.predict(in_columns(*read_frame(X), self._learner.inputs.names))
 
 
 @rebuilt_as("sepsa.river.SepSARegressor")
@@ -269,6 +253,8 @@ class SepSARegressor(StreamModel, base.MiniBatchRegressor):
         True
     """
 
+    _first_outputs: Names = {"y": 0}  # noqa: RUF012
+
     def _known_targets(self, y: Any) -> list[float] | None:
         try:
             return [float(y)] if math.isfinite(y) else None
@@ -288,14 +274,13 @@ class SepSARegressor(StreamModel, base.MiniBatchRegressor):
         with self._lock:
             if with_dist:
                 return self._distributions(x)[0]
-            row = self._predict_row(x)
-        return 0.0 if row is None else row[0]
+            return self._predict_row(x)[0]
 
-    def _answers(self, scores: Floats | None, rows: int) -> Sequence[Any] | Floats:
-        return np.zeros(rows) if scores is None else scores[:, 0]
+    def _answers(self, scores: Floats) -> Floats:
+        return scores[:, 0]
 
     def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
-        return {"y": 0}, np.array([[read_target("y", y)] for y in targets])
+        return self._learner.outputs, np.array([[read_target("y", y)] for y in targets])
 
 
 @rebuilt_as("sepsa.river.SepSAMultiTargetRegressor")
@@ -317,7 +302,7 @@ class SepSAMultiTargetRegressor(StreamModel, base.MultiTargetRegressor):  # type
     """
 
     def _known_targets(self, y: Any) -> list[float] | None:
-        values = values_in_order(y, self._outputs)
+        values = values_in_order(y, self._learner.outputs)
         return None if values is None else list(map(float, values))
 
     def predict_one(self, x: dict[Any, Any], with_dist: bool = False) -> dict[Any, Any]:
@@ -332,9 +317,8 @@ class SepSAMultiTargetRegressor(StreamModel, base.MultiTargetRegressor):  # type
         """
         with self._lock:
             if with_dist:
-                return dict(zip(self._outputs, self._distributions(x), strict=False))
-            row = self._predict_row(x)
-        return {} if row is None else dict(zip(self._outputs, row, strict=True))
+                return dict(zip(self._learner.outputs, self._distributions(x), strict=True))
+            return dict(zip(self._learner.outputs, self._predict_row(x), strict=True))
 
     @locked
     def learn_many(self, X: DataFrame, y: DataFrame, w: float | Series = 1.0) -> None:
@@ -347,11 +331,11 @@ class SepSAMultiTargetRegressor(StreamModel, base.MultiTargetRegressor):  # type
         """
         self._learn_table(X, dataframe.into_frame(y).rows(named=True), w)
 
-    def _answers(self, scores: Floats | None, rows: int) -> dict[Any, Any]:
-        return {} if scores is None else dict(zip(self._outputs, scores.T, strict=True))
+    def _answers(self, scores: Floats) -> dict[Any, Any]:
+        return dict(zip(self._learner.outputs, scores.T, strict=True))
 
     def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
-        outputs = self._outputs
+        outputs = self._learner.outputs
         for y in targets:
             if not isinstance(y, Mapping) or not y or (outputs and y.keys() != outputs.keys()):
                 raise ValueError(f"y must be a dict of the targets{f' {list(outputs)}' if outputs else ''}, got {y!r}")
@@ -388,10 +372,10 @@ class SepSAClassifier(StreamModel, base.MiniBatchClassifier):
         return True
 
     def _known_targets(self, y: Any) -> list[float] | None:
-        place = position(y, self._outputs)
+        place = position(y, self._learner.outputs)
         if place is None:
             return None
-        indicators = [0.0] * len(self._outputs)
+        indicators = [0.0] * len(self._learner.outputs)
         indicators[place] = 1.0
         return indicators
 
@@ -407,7 +391,7 @@ class SepSAClassifier(StreamModel, base.MiniBatchClassifier):
         """
         with self._lock:
             row = self._predict_row(x)
-            return None if row is None else list(self._outputs)[row.index(max(row))]
+            return list(self._learner.outputs)[row.index(max(row))] if row else None
 
     def predict_proba_one(self, x: dict[Any, Any], **kwargs: Any) -> dict[Any, float]:
         """Predict the probability of each class for one sample.
@@ -420,14 +404,13 @@ class SepSAClassifier(StreamModel, base.MiniBatchClassifier):
             Probabilities by label; empty before the first sample.
         """
         with self._lock:
-            row = self._predict_row(x)
-            if row is None:
-                return {}
-            return dict(zip(self._outputs, self._shares(np.array([row]))[0].tolist(), strict=True))
+            learner = self._learner
+            shares = learner.probabilities(np.array([self._predict_row(x)]))
+            return dict(zip(learner.outputs, shares[0].tolist(), strict=True))
 
-    def _answers(self, scores: Floats | None, rows: int) -> list[Any]:
-        labels = list(self._outputs)
-        return [None] * rows if scores is None else [labels[k] for k in scores.argmax(1)]
+    def _answers(self, scores: Floats) -> list[Any]:
+        labels = [*self._learner.outputs, None]
+        return [labels[k] for k in best(scores)]
 
     @locked
     def predict_proba_many(self, X: DataFrame) -> DataFrame:
@@ -439,15 +422,12 @@ class SepSAClassifier(StreamModel, base.MiniBatchClassifier):
         Returns:
             A frame with a column for each class, of the frame's library.
         """
-        scores = self._predict(*read_frame(X))
-        return frame_of({} if scores is None else dict(zip(self._outputs, self._shares(scores).T, strict=True)), X)
-
-    def _shares(self, scores: Floats) -> Floats:
-        return probabilities(scores, self._learner.engine.calibration_losses)
+        shares = self._learner.probabilities(self._predict(X))
+        return frame_of(dict(zip(self._learner.outputs, shares.T, strict=True)), X)
 
     def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
         for y in targets:
             if y is None or type(y).__name__ == "NAType" or not isinstance(y, Hashable) or y != y:
                 raise ValueError(f"y must be a class label, something hashable, got {y!r}: leave the sample out")
-        outputs, codes = class_codes(self._outputs, targets)
+        outputs, codes = class_codes(self._learner.outputs, targets)
         return outputs, indicators(codes, len(outputs))

@@ -13,9 +13,9 @@ from river.utils import dataframe
 from sepsa.learner.columns.frame import as_pandas, read_series
 from sepsa.learner.columns.inputs import date_names, date_parts, numbers_of
 from sepsa.learner.columns.reader import read_value
-from sepsa.learner.growth import Names
 from sepsa.learner.learner import StreamLearner
 from sepsa.learner.memory.parts import Floats
+from sepsa.learner.named import Names
 
 DataFrame = Any  # a frame or series of any library that River takes: pandas, polars, ...
 Series = Any
@@ -36,7 +36,7 @@ def values_in_order(x: Any, names: Names, learner: StreamLearner | None = None) 
     except (KeyError, TypeError, OverflowError):
         pass
     try:
-        if learner is not None and learner.warm and x.keys() <= names.keys():
+        if learner is not None and learner.fixed and x.keys() <= names.keys():
             values = list(map(x.get, names))
             if math.isfinite(sum((value for value in values if value is not None and value == value), 0.0)):
                 return [math.nan if value is None else value for value in values]
@@ -96,10 +96,6 @@ def read_row(x: Any) -> tuple[list[Hashable], Floats]:
     """Names and values (1, len(names)) of a sample; those of texts and dates are the names of what encodes them."""
     if not isinstance(x, Mapping):
         raise TypeError(f"x must be a dict of features, got {type(x).__name__}")
-    if set(map(type, x.values())) == {float}:
-        row = np.array([list(x.values())])
-        if not np.isinf(row).any():
-            return list(x), row
     pairs = [pair for name, value in x.items() for pair in read_feature(f"x[{name!r}]", name, value)]
     return [name for name, _ in pairs], np.array([[value for _, value in pairs]], np.float64)
 

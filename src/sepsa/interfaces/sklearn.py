@@ -28,12 +28,12 @@ from sklearn.utils.multiclass import check_classification_targets
 from sepsa.interfaces.estimator import FEW, StreamEstimator, check_sizes
 from sepsa.interrupt import DeferredInterrupt, lock_of, locked
 from sepsa.learner.calibration import arrived, follow, label_probabilities, no_losses, probabilities
-from sepsa.learner.growth import indicators
 from sepsa.learner.memory.parts import Floats
+from sepsa.learner.named import Names, class_codes, indicators
 from sepsa.learner.options import ClassifierOptions
 from sepsa.learner.rows import dense, row_parts
 from sepsa.states.objects import rebuilt_as
-from sepsa.states.schema import Entries, check_memory
+from sepsa.states.schema import Entries, brief, check_memory
 from sepsa.validation import not_negative
 
 Labels = NDArray[Any]
@@ -134,8 +134,8 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
             rows, Y, weight = other._check(X, y, sample_weight)
             if self.loss != "huber":
                 check_sizes(float(np.abs(Y).max()))
-            before = other._shaped(other._learn(rows, Y, weight, Y.shape[1]))
-        self._learner.tell(len(before))
+            before = other._shaped(other._learn(rows, Y, weight, other._learner.outputs))
+        self._learner.body.tell(len(before))
         return before
 
     @overload
@@ -161,7 +161,7 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
         """
         if not return_std:
             return self._shaped(self._predict(X))
-        parts = [self._learner.predict_with_deviation(part) for _, part in row_parts(self._check_rows(X))]
+        parts = [self._learner.body.predict_with_deviation(part) for _, part in row_parts(self._check_rows(X))]
         mean, std = (self._shaped(np.concatenate(part)) for part in zip(*parts, strict=True))
         return mean, std
 
@@ -177,25 +177,20 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
             raise ValueError(f"y must hold numbers, got {given.dtype}: convert it, as by y.astype(float)")
         rows, targets, weights = self._check_data(X, y, sample_weight, multi_output=True, y_numeric=True)
         shape = targets.shape[1:]
-        if self._learner is None:
-            self._target_shape = shape
+        if self._learner.body is None:
+            names = range(*shape) if shape else ("y",)
+            self._learner = self._learner._replace(outputs={name: i for i, name in enumerate(names)})
         elif shape != self._target_shape:
             raise ValueError(
                 f"y must have shape (n, {', '.join(map(str, self._target_shape))}) as before, got {targets.shape}"
             )
         return rows, np.ascontiguousarray(targets.reshape(len(targets), -1), dtype=np.float64), weights
 
-    _EXTRA = ("target_shape",)
-
-    def _extra_state(self) -> dict[str, Any]:
-        return {"target_shape": list(self._target_shape)}
-
-    def _load_extra_state(self, state: Entries, outputs: int) -> None:
-        sizes = state.items("target_shape")
-        shape = [sizes.integer(i, 1) for i in range(len(sizes))]
-        if shape not in ([], [outputs]) or (not shape and outputs != 1):
-            raise state.damaged("target_shape", f"[{outputs}]", shape)
-        self._target_shape = tuple(shape)
+    @property
+    def _target_shape(self) -> tuple[int, ...]:
+        """The shape of the targets of one row."""
+        outputs = [*self._learner.outputs]
+        return () if outputs == ["y"] else (len(outputs),)
 
     def _shaped(self, outputs: Floats) -> Floats:
         return outputs.reshape(len(outputs), *self._target_shape)
@@ -207,9 +202,9 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
 
 
 def kind_of_labels(labels: Labels) -> str:
-    """The letter of a dtype, one for all numbers and one for all texts."""
+    """The letter of a dtype, one for all numbers and one for all texts; with the unit of dates."""
     kind = labels.dtype.kind
-    return "f" if kind in "biu" else "U" if kind in "OT" else kind
+    return "f" if kind in "biu" else "U" if kind in "OT" else labels.dtype.str if kind in "mM" else kind
 
 
 def is_target(value: Any) -> bool:
@@ -254,9 +249,6 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         True
     """
 
-    # By which scores become probabilities: (labels, G) for independent labels, (G,) for classes after `fit`; None for
-    # classes that a stream learns, of which the learner has them.
-    _losses: Floats | None
     _columns: NDArray[np.intp]  # the learner's output for each of classes_
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> SepSAClassifier:
@@ -274,11 +266,11 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
             rows, labels, weight = other._check(X, y, sample_weight)
             weight = weight * self._class_weights(labels)
             if labels.ndim == 1:
-                other.classes_ = np.unique(labels[weight > 0])
-                other._columns = np.arange(len(other.classes_))
+                other._tell(np.unique(labels[weight > 0]))
                 labels = (labels[:, None] == other.classes_).astype(np.float64)  # of no class: (n, 0)
-            before = other._calibration
-            other._losses = follow(before, *other._fit(rows, labels, weight), forgetting=1.0)[-1]
+            before = other._learner.calibration
+            losses = follow(before, *other._fit(rows, labels, weight), forgetting=1.0)[-1]
+            other._learner = other._learner._replace(losses=losses)
         return self
 
     def partial_fit(
@@ -327,7 +319,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         with lock_of(self):
             scores, losses = self._learn_labels(X, y, classes, sample_weight, method == "predict_proba")
             names, outputs = self.classes_, self._columns
-        if self._labels:
+        if self._learner.several:
             return (scores > 0.5).astype(np.int64) if losses is None else label_probabilities(scores, losses)[..., 1]
         scores = scores[:, outputs]
         there = scores.max(1) > -np.inf
@@ -350,7 +342,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
             Labels (n,), or 0 and 1 (n, labels).
         """
         scores = self._scores(X)
-        if self._labels:
+        if self._learner.several:
             return (scores > 0.5).astype(np.int64)
         return self.classes_[scores.argmax(1)]
 
@@ -365,7 +357,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
             Probabilities (n, classes), in the order of `classes_`; for multilabel targets (n, labels) that each is 1.
         """
         proba = self._probabilities(X)
-        return proba[..., 1] if self._labels else proba
+        return proba[..., 1] if self._learner.several else proba
 
     def predict_log_proba(self, X: ArrayLike) -> Floats:
         """Predict the logarithm of the probability of each class.
@@ -392,55 +384,36 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         log_proba = np.log(self._probabilities(X))
         return log_proba[..., 1] - log_proba[..., 0] if log_proba.shape[-1] == 2 else log_proba
 
-    _EXTRA = ("classes", "calibration_loss")
+    _EXTRA = ("dtype", "calibration_loss")
 
     def _extra_state(self) -> dict[str, Any]:
-        classes = np.empty_like(self.classes_)
-        classes[self._columns] = self.classes_
-        labels = (classes.astype(np.int64) if classes.dtype.kind in "mM" else classes).tolist()
-        named = {"dtype": classes.dtype.str, "labels": labels}
-        return {"classes": named, "calibration_loss": None if self._losses is None else self._losses.copy()}
+        losses = self._learner.losses
+        return {"dtype": self.classes_.dtype.str, "calibration_loss": None if losses is None else losses.copy()}
 
-    def _load_extra_state(self, state: Entries, outputs: int) -> None:
-        new = state.entries("classes", {"dtype", "labels"})
-        labels = new.items("labels", outputs).values
-        if not all(type(label) in (str, bool, int, float) for label in labels):
-            raise new.damaged("labels", "strings or numbers", labels)
+    def _load_extra_state(self, state: Entries) -> None:
+        outputs = self._learner.outputs
+        if not {*map(type, outputs)} <= {str, bool, int, float}:
+            raise state.damaged("learner", "one of classes that are strings or numbers", brief([*outputs]))
         try:
-            dtype = np.dtype(new["dtype"])
-            check_memory(new.path("labels"), dtype.itemsize * outputs)
-            classes = np.array(labels, dtype)
+            dtype = np.dtype(state["dtype"])
+            check_memory(state.path("dtype"), dtype.itemsize * len(outputs))
+            self._know(outputs, dtype)
         except (TypeError, ValueError, OverflowError) as error:
-            raise state.damaged("classes", "labels of one dtype", error) from None
-        self.classes_, self._columns = np.unique(classes, return_index=True)
-        if len(self.classes_) < outputs:
-            raise new.damaged("labels", "distinct labels", labels)
+            raise state.damaged("dtype", "that of the classes", error) from None
+        if len(self.classes_) < len(outputs):
+            raise state.damaged("dtype", "one in which classes differ", dtype)
         losses = state["calibration_loss"]
-        several = getattr(losses, "ndim", 0) == 2 and labels == list(range(outputs))
-        if losses is None and state["n_iter"] is None:
-            self._losses = None
-        else:
-            self._losses = state.array("calibration_loss", no_losses(*[outputs] * several).shape, low=0.0)
-
-    @property
-    def _labels(self) -> bool:
-        """Whether the targets are several independent labels."""
-        return self._losses is not None and self._losses.ndim == 2
-
-    @property
-    def _calibration(self) -> Floats:
-        """The losses by which scores become probabilities."""
-        if self._losses is not None:
-            return self._losses
-        return no_losses() if self._learner is None else self._learner.engine.calibration_losses.copy()
+        if losses is not None or state["n_iter"] is not None:
+            several = getattr(losses, "ndim", 0) == 2 and [*outputs] == [*range(len(outputs))]
+            losses = state.array("calibration_loss", no_losses(*[len(outputs)] * several).shape, low=0.0)
+        self._learner = self._learner._replace(losses=losses)
 
     def _scores(self, X: ArrayLike) -> Floats:
         return self._predict(X)[:, self._columns]  # raises NotFittedError before `_columns` is missed
 
     def _probabilities(self, X: ArrayLike) -> Floats:
         """The probabilities (n, classes); those (n, labels, 2) of 0 and of 1 for multilabel targets."""
-        scores = self._scores(X)
-        return (label_probabilities if self._labels else probabilities)(scores, self._calibration)
+        return self._learner.probabilities(self._scores(X))
 
     def _learn_labels(
         self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None, sample_weight: ArrayLike | None, asked: bool
@@ -455,30 +428,27 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
                 )
             weight = weight * self._class_weights(Y)
             if Y.ndim == 2:
-                told = Y.shape[1]
+                outputs = other._learner.outputs
                 if classes is not None and not np.array_equal(classes, other.classes_):
-                    raise ValueError(f"classes must be None or 0 to {told - 1} for this y, got {classes!r}")
+                    raise ValueError(f"classes must be None or 0 to {len(outputs) - 1} for this y, got {classes!r}")
             else:
                 if classes is not None:
-                    other._add_classes(np.unique(classes))
-                told = len(other.classes_)
-                other._add_classes(Y)
-                outputs = other._columns[np.searchsorted(other.classes_, Y)]
-                Y = indicators(outputs, len(other.classes_))
-            losses = other._calibration
-            scores = other._learn(rows, Y, weight, told)
-            if asked or other._losses is not None:
+                    other._tell(np.unique(classes))
+                outputs, codes = other._codes(Y)
+                Y = indicators(codes, len(outputs))
+            told, losses = len(other._learner.outputs), other._learner.calibration
+            scores = other._learn(rows, Y, weight, outputs)
+            own = other._learner.losses is not None
+            if asked or own:
                 forgetting = 1.0 if self.forgetting == "auto" else self.forgetting
                 seen = np.maximum(np.maximum.accumulate(Y.argmax(1)) + 1, told)  # outputs, the row's own among them
                 known = arrived(np.where(scores > -np.inf, scores, 0.0), seen)
                 losses = follow(losses, known, Y, weight, forgetting)
-                if other._losses is None:  # so that a call that asks goes on where another one ended, bit for bit
-                    other._learner.engine.calibration_losses[:] = losses[-1]
-                else:
-                    other._losses = losses[-1]
-            if self._learner is None and not told:
-                scores[: other._batch] = -np.inf  # no class was known
-        self._learner.tell(len(Y))
+                if own:
+                    other._learner = other._learner._replace(losses=losses[-1])
+                else:  # so that a call that asks goes on where another one ended, bit for bit
+                    other._learner.body.engine.calibration_losses[:] = losses[-1]
+        self._learner.body.tell(len(Y))
         return scores, losses[:-1] if asked else None
 
     def _class_weights(self, labels: Labels) -> Floats:
@@ -497,35 +467,39 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
             not_negative(f"class_weight[{label!r}]", weight)
         return np.array([float(weights.get(label, 1.0)) for label in labels.tolist()])
 
-    def _add_classes(self, labels: Labels) -> None:
-        """Add classes to `classes_`; outputs keep their columns and new ones come last, in order."""
-        if len(self.classes_) and self.classes_.dtype == labels.dtype:
-            places = np.searchsorted(self.classes_[:-1], labels)  # of the last class where it is after all others
-            if (self.classes_[places] == labels).all():
-                return
-        if len(self.classes_) and kind_of_labels(self.classes_) != kind_of_labels(labels):
+    def _codes(self, labels: Labels) -> tuple[Names, NDArray[np.intp]]:
+        """All classes after these labels, which `classes_` are then, and the output (n,) of each."""
+        known = self._learner.outputs
+        if known and kind_of_labels(self.classes_) != kind_of_labels(labels):
             raise ValueError(
                 f"y has labels of dtype {labels.dtype} where classes_ has {self.classes_.dtype}: "
-                "numbers, strings and dates are not mixed"
+                "numbers, strings and dates are not mixed, nor dates in different units"
             )
-        wider = np.union1d(self.classes_, labels)
-        columns = np.empty(len(wider), np.intp)
-        old = np.isin(wider, self.classes_)
-        columns[old] = self._columns
-        _, first = np.unique(labels[~np.isin(labels, self.classes_)], return_index=True)
-        columns[~old] = len(self._columns) + first.argsort().argsort()
-        self.classes_, self._columns = wider, columns
+        outputs, codes = class_codes(known, (labels.astype(np.int64) if labels.dtype.kind in "mM" else labels).tolist())
+        if len(outputs) > len(self.classes_) or labels.dtype != self.classes_.dtype:
+            self._know(outputs, np.result_type(labels, self.classes_))
+        return outputs, codes
+
+    def _know(self, outputs: Names, dtype: Any) -> None:
+        """Set the sorted classes, and their outputs."""
+        self.classes_, self._columns = np.unique(np.array([*outputs], dtype), return_index=True)
+
+    def _tell(self, labels: Labels) -> None:
+        """Let these classes be known before their first row."""
+        self._learner = self._learner._replace(outputs=self._codes(labels)[0])
 
     def _check(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> tuple[Any, Labels, Floats]:
         shape = y.shape if hasattr(y, "shape") else np.asarray(y).shape
         several = len(shape) == 2 and shape[1] > 1
         rows, labels, weights = self._check_data(X, y, sample_weight, multi_output=several)
-        if self._learner is None:
-            count = shape[1:] if several else ()
-            self.classes_, self._columns = (np.arange(*count),) * 2 if several else (labels[:0], np.empty(0, np.intp))
-            self._losses = no_losses(*count) if several else None
-        elif shape[1:] != self.classes_.shape if self._labels else several:
-            before = f"(n, {len(self.classes_)})" if self._labels else "(n,)"
+        if self._learner.body is None:
+            count = shape[1:] if several else (0,)
+            outputs: Names = {k: k for k in range(*count)}
+            losses = no_losses(*count) if several else None
+            self._learner = self._learner._replace(outputs=outputs, losses=losses)
+            self._know(outputs, np.int64 if several else labels.dtype)
+        elif shape[1:] != self.classes_.shape if self._learner.several else several:
+            before = f"(n, {len(self.classes_)})" if self._learner.several else "(n,)"
             raise ValueError(f"y must have shape {before} as before, got {shape}")
         if not several:
             for label in labels.tolist() if labels.dtype.kind == "O" else ():

@@ -56,6 +56,11 @@ def probabilities(scores: Floats, losses: Floats) -> Floats:
     return mixture(project_to_simplex(scores), losses)
 
 
+def best(scores: Floats) -> NDArray[np.intp]:
+    """The class (n,) of the largest of its scores (n, K), the first of equal ones; -1 where none is known."""
+    return np.insert(scores, 0, -np.inf, axis=1).argmax(1) - 1
+
+
 def arrived(scores: Floats, known: NDArray[np.intp]) -> Floats:
     """Scores (n, K) with -∞ for the outputs that are not among the first `known` (n,) of a row."""
     return np.where(np.arange(scores.shape[1]) < known[:, None], scores, -np.inf)
@@ -94,8 +99,6 @@ def follow(losses: Floats, scores: Floats, Y: Floats, weight: Floats, forgetting
 def accumulate(losses: Floats, scores: Floats, labels: NDArray[np.intp], weight: Floats, forgetting: float) -> Floats:
     """What `follow` returns for classes by their column numbers (n,)."""
     steps = weight[:, None] * log_losses(project_to_simplex(scores), labels)
-    if len(steps) == 1:
-        return np.stack([losses, steps[0] + forgetting * losses])
     from scipy.signal import lfilter  # type: ignore[import-untyped]
 
     return lfilter([1.0], [1.0, -forgetting], np.vstack([losses, steps]), axis=0)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sepsa.learner.arithmetic.robust import HUGE
-from sepsa.learner.growth import Names, NewInput
 from sepsa.learner.memory.parts import Floats
+from sepsa.learner.named import Names, NewInput
 from sepsa.learner.scales import is_indicator, moments, reciprocal
 from sepsa.states.plain import pack_label, unpack_label, unpack_labels
 from sepsa.states.schema import Entries
@@ -61,21 +61,22 @@ class Features(NamedTuple):
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "features": [pack_label(name) for name in self.names],
-            "pending_features": [[pack_label(name), list(values)] for name, values in self.pending.items()],
+            "names": [pack_label(name) for name in self.names],
+            "pending": [[pack_label(name), list(values)] for name, values in self.pending.items()],
         }
 
     @classmethod
     def from_state(cls, state: Entries) -> Features:
-        """The features of which `state_dict` returned these entries; ValueError where they are damaged."""
-        pending, pairs = dict[Hashable, list[float]](), state.items("pending_features")
+        """The features of which `state_dict` returned the entry "inputs"; ValueError where that is damaged."""
+        new = state.entries("inputs", {"names", "pending"})
+        pending, pairs = dict[Hashable, list[float]](), new.items("pending")
         for i in range(len(pairs)):
             pair = pairs.items(i, 2)
             values = pair.items(1).numbers()
             if not 0 < len(values) < ROWS_FOR_SCALE:
                 raise pairs.damaged(i, f"a name and fewer than {ROWS_FOR_SCALE} values", pair.values)
             pending[unpack_label(pair.path(0), pair[0])] = values
-        return cls(unpack_labels(state, "features"), pending)
+        return cls(unpack_labels(new, "names"), pending)
 
 
 def new_input(row: int, name: Hashable, values: list[float], zero: bool) -> NewInput:

@@ -55,10 +55,6 @@ class FirstRows(NamedTuple):
     Y: Floats
     weight: Floats
 
-    def and_then(self, X: Floats, Y: Floats, weight: Floats) -> FirstRows:
-        """These rows and more."""
-        return FirstRows(*(np.concatenate(pair) for pair in zip(self, (X, Y, weight), strict=True)))
-
 
 class StreamLearner:
     """A learner of raw rows of numbers, one after another; NaN in an input is a missing value.
@@ -105,7 +101,7 @@ class StreamLearner:
 
     def _keep(self, first: FirstRows, fixed: int = 0) -> None:
         """Hold these first rows, or know that the scales are fixed, by this number of rows."""
-        self._versions, self._fixed = (first, first, 0), fixed
+        self._versions, self.fixed = (first, first, 0), fixed
 
     @property
     def _first(self) -> FirstRows:
@@ -116,12 +112,7 @@ class StreamLearner:
     @property
     def rows(self) -> int:
         """The number of rows learned, as far as they determine scales."""
-        return self._fixed or len(self._first.X)
-
-    @property
-    def warm(self) -> bool:
-        """Whether the scales are fixed."""
-        return self._fixed > 0
+        return self.fixed or len(self._first.X)
 
     def copy(self) -> StreamLearner:
         """Another learner in the same state."""
@@ -168,7 +159,7 @@ class StreamLearner:
     def learn(self, X: Floats, Y: Floats, weight: Floats | None = None) -> Floats:
         """Learn rows in order; returns the predictions (n, outputs) made before each batch was learned."""
         weight = np.ones(len(X)) if weight is None else weight
-        if self.warm:
+        if self.fixed:
             out = self._engine_learn(X, Y, weight)
         elif self.rows and self.rows + len(X) < self._due and len(X) <= self.engine.batch_size:
             with DeferredInterrupt():  # one step, which is refused before any change
@@ -203,19 +194,19 @@ class StreamLearner:
         out = np.empty_like(Y)
         batch = self.engine.batch_size
         at = 0
-        while at < len(X) and not self.warm:
+        while at < len(X) and not self.fixed:
             first, due = self._first, self._due
             some = slice(at, min(len(X), at + max(batch, -(-(due - self.rows) // batch) * batch)))
-            seen = weight[some] > 0
-            after = first.and_then(X[some][seen], Y[some][seen], weight[some][seen])
+            rows = X[some], Y[some], weight[some]
+            seen = rows[2] > 0
+            after = FirstRows(*(np.concatenate([old, new[seen]]) for old, new in zip(first, rows, strict=True)))
             self._versions = (first, after, self.engine.steps + 1)
-            if self.rows == 0 and self.regression and seen.any():
-                self.offset = Y[some][seen][0].copy()
+            begins = self.rows == 0 and self.regression and seen.any()
+            if begins:
+                self.offset = after.Y[0].copy()
                 self.engine.set_target_offset(self.offset)
-                out[some] = 0.0
-                self._engine_learn(X[some], Y[some], weight[some])
-            else:
-                out[some] = self._engine_learn(X[some], Y[some], weight[some])
+            made = self._engine_learn(*rows)
+            out[some] = 0.0 if begins else made
             if len(first.X) < ROWS_TO_RECOGNIZE <= self.rows and scaled_as_they_came(after.X[:ROWS_TO_RECOGNIZE]):
                 warnings.warn(
                     "the first rows look like the output of a running scaler, such as River's StandardScaler; its "
@@ -229,7 +220,7 @@ class StreamLearner:
             if self.rows >= WARM_UP:
                 self._keep(FirstRows(*(rows[:0] for rows in after)), self.rows)
             at = some.stop
-        if self.warm:
+        if self.fixed:
             out[at:] = self._engine_learn(X[at:], Y[at:], weight[at:])
         return out
 
@@ -288,7 +279,7 @@ class StreamLearner:
 
     def fit_scales(self, X: Any, Y: Floats, weight: Floats) -> None:
         """Fix the scales by all these rows, dense or sparse, before any is learned; `learn` takes them in any order."""
-        self._fixed = max(WARM_UP, len(Y))
+        self.fixed = max(WARM_UP, len(Y))
         if self.regression and not self.engine.robust:
             self.offset = moments(Y, weight)[0]
         self._fit_scales(X, Y, weight)
@@ -326,7 +317,7 @@ class StreamLearner:
 
     def learn_row(self, x: Sequence[float], y: Sequence[float], weight: float = 1.0) -> None:
         """Learn one row of a positive weight, once the scales are fixed at little more than the cost of the kernel."""
-        if self.warm and self.order is None:
+        if self.fixed and self.order is None:
             self.engine.learn_row(x, map(sub, y, self.offset.tolist()), weight)
         else:
             self.learn(np.array([x], np.float64), np.array([y], np.float64), np.array([weight], np.float64))
@@ -376,21 +367,17 @@ class StreamLearner:
 
         An input is its mean, its scale and its typical standardized distance from the mean.
         """
-        old, added, more = self.engine.inputs, len(new_inputs), outputs - self.engine.outputs
-        if not added and more <= 0:
+        old, added, more = self.engine.inputs, len(new_inputs), max(0, outputs - self.engine.outputs)
+        if not added + more:
             return
-        first = self._first
+        X, Y, weight = self._first
         with whole_change(self) as other:
-            if added:
-                mean, scale, typical = np.array(new_inputs, np.float64).T
-                other.engine.resize(old + added, self.engine.outputs)
-                other.engine.set_scaling(mean, scale, typical, first=old)
-                first = first._replace(X=np.pad(first.X, [(0, 0), (0, added)], constant_values=np.nan))
-                other.order = None if self.order is None else np.append(self.order, np.arange(old, old + added))
-            if more > 0:
-                other.engine.resize(old + added, outputs)
-                if not self.regression:
-                    other.engine.set_output_weights(1.0)
-                other.offset = np.pad(self.offset, (0, more))
-                first = first._replace(Y=np.pad(first.Y, [(0, 0), (0, more)]))
-            other._keep(first, self._fixed)
+            other.engine.resize(old + added, self.engine.outputs + more)
+            mean, scale, typical = np.array(new_inputs, np.float64).reshape(-1, 3).T
+            other.engine.set_scaling(mean, scale, typical, first=old)
+            if not self.regression:
+                other.engine.set_output_weights(1.0)
+            other.order = None if self.order is None else np.append(self.order, np.arange(old, old + added))
+            other.offset = np.pad(self.offset, (0, more))
+            X = np.pad(X, [(0, 0), (0, added)], constant_values=np.nan)
+            other._keep(FirstRows(X, np.pad(Y, [(0, 0), (0, more)]), weight), self.fixed)

@@ -238,7 +238,7 @@ def predict(options: PredictOptions) -> int:
     for name, path in (("the model", options.model), ("the table", options.source)):
         check_files({name: path, "--predictions": options.predictions})
     model, _ = load_read(options.model, "sepsa stream", options.reading)
-    if model.learner is None:
+    if model.learner.body is None:
         raise Misuse(f"{options.model} has not learned any row yet and cannot predict: learn a table by sepsa stream")
     asked, left_out = check_details(options, model), LeftOut()
     own, known = sorted(model.inputs.cells), set[str]()  # the columns so far

@@ -99,7 +99,7 @@ def inspect(path: Path) -> dict[str, Any]:
             "inputs": len(model.inputs.names),
             "numbers and texts": model.inputs.mixed_columns(),
             "position": header.position,
-            "classes": list(model.classes),
+            "classes": list(model.learner.outputs) if model.classify else [],
             "bounded rows": f"{model.bounded:.2%}",
         }
     return contents

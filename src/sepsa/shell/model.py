@@ -6,18 +6,19 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import islice
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sepsa.learner.calibration import probabilities
+from sepsa.learner.calibration import best
 from sepsa.learner.columns.inputs import CLASS_MEANS, Inputs
 from sepsa.learner.columns.reader import Column
-from sepsa.learner.growth import class_codes, indicators, learn_rows, saved_learner
 from sepsa.learner.learner import StreamLearner
 from sepsa.learner.memory.parts import Floats
+from sepsa.learner.named import Learner, Names, class_codes, indicators
 from sepsa.learner.options import RiverOptions
 from sepsa.shell.cells import BadRow, RowBlock, UsableRows
 from sepsa.shell.messages import Misuse
@@ -52,15 +53,13 @@ class Details(NamedTuple):
     intervals: float | None = None
     probabilities: bool = False
 
-    def of_rows(self, learner: StreamLearner, X: Floats, classes: list[str]) -> list[Any]:
+    def of_rows(self, learner: Learner, X: Floats) -> list[Any]:
         """The pair (low, high), NaN while no error is known, or the dict of probabilities, for each row."""
         if self.probabilities:
-            if not classes:
-                return [{} for _ in X]
-            shares = probabilities(learner.predict(X), learner.engine.calibration_losses)
-            return [dict(zip(classes, row, strict=True)) for row in shares.tolist()]
+            shares = learner.probabilities(learner.predict(X))
+            return [dict(zip(learner.outputs, row, strict=True)) for row in shares.tolist()]
         assert self.intervals is not None
-        mean, deviation = learner.predict_with_deviation(X)
+        mean, deviation = learner.body.predict_with_deviation(X)
         half = NormalDist().inv_cdf((1 + self.intervals) / 2) * np.where(deviation > 0, deviation, math.nan)
         return list(zip((mean - half)[:, 0].tolist(), (mean + half)[:, 0].tolist(), strict=True))
 
@@ -76,12 +75,11 @@ class TableModel(TableOptions):
     def __init__(self, target: str, **options: Any) -> None:
         self.reading = Reading.take(options)
         super().__init__(target, **options)
-        self.inputs = Inputs(self.categories, CLASS_MEANS if self.classify else 1)
-        self.classes: dict[str, int] = {}
+        inputs = Inputs(self.categories, CLASS_MEANS if self.classify else 1)
+        self.learner = Learner(inputs, {} if self.classify else {target: 0})
         self.trace = ErrorTrace()
         self.quarantined = 0
-        self._new_learner(1, 1)  # checks the options
-        self.learner: StreamLearner | None = None  # None before the first row
+        self._new_body(1, 1)  # checks the options
 
     def get_params(self) -> dict[str, Any]:
         return asdict(self) | asdict(self.reading)
@@ -89,9 +87,15 @@ class TableModel(TableOptions):
     @property
     def bounded(self) -> float:
         """The share of rows that were bounded as outliers."""
-        return 0.0 if self.learner is None else self.learner.engine.bounded
+        return 0.0 if self.learner.body is None else float(self.learner.body.engine.bounded)
 
-    def _new_learner(self, inputs: int, outputs: int) -> StreamLearner:
+    @property
+    def inputs(self) -> Inputs:
+        """The columns that were learned, and the inputs that encode them."""
+        inputs: Inputs = self.learner.inputs
+        return inputs
+
+    def _new_body(self, inputs: int, outputs: int) -> StreamLearner:
         given: Any = {name: getattr(self, name) for name in ("loss", "ridge", "forgetting", "body", "seed")}
         options = RiverOptions(**given, optimizer="adam", missing="mean").of_learner()
         return StreamLearner(inputs, outputs, regression=not self.classify, tells=False, **options)  # `_learn` tells
@@ -104,13 +108,16 @@ class TableModel(TableOptions):
         self.refuse_rows(usable)
         result = BlockResult(block.lines[:0], [], [], [])
         if len(rows := usable.rows):
-            labels = self._labels(block.columns[self.target].rows(rows))
-            reason = f"the target has more than {MOST_CLASSES} classes: is it a number, without --classify?"
-            usable.refuse(rows[labels < 0], reason, "")
-            rows, labels = usable.rows, labels[labels >= 0]
-            kept, result = self._learn(
-                self._inputs(block, rows), block.columns[self.target].numbers[rows], labels, asked
-            )
+            target, outputs, labels = block.columns[self.target], self.learner.outputs, np.zeros(len(rows), np.intp)
+            if self.classify:
+                assert target.codes is not None
+                texts = [target.texts[code] for code in target.codes[rows].tolist()]
+                outputs, labels = class_codes(outputs, texts, MOST_CLASSES)
+                reason = f"the target has more than {MOST_CLASSES} classes: is it a number, without --classify?"
+                usable.refuse(rows[labels < 0], reason, "")
+                rows, labels = usable.rows, labels[labels >= 0]
+            Y = indicators(labels, len(outputs)) if self.classify else target.numbers[rows, None]
+            kept, result = self._learn(self._inputs(block, rows), outputs, Y, asked)
             usable.refuse(rows[~kept], "the row cannot be learned: its numbers are too large")
         self.quarantined += len(usable.bad)
         return result._replace(lines=block.lines[usable.rows], bad=sorted(usable.bad))
@@ -122,58 +129,45 @@ class TableModel(TableOptions):
         return columns if len(rows) == len(block) else at_rows(columns, rows)
 
     def _learn(
-        self, columns: dict[str, Column], target: Floats, labels: NDArray[np.intp], asked: Details | None
+        self, columns: dict[str, Column], outputs: Names, Y: Floats, asked: Details | None
     ) -> tuple[NDArray[np.bool_], BlockResult]:
         """Learn rows in order; returns which of them could be learned, and their predictions, warnings and details."""
-        rows = len(labels)
-        names = list(self.classes)
-        Y = indicators(labels, len(names)) if self.classify else target[:, None]
+        rows, starts = len(Y), self.learner.body is None
         X, new_inputs, warnings = self.inputs.learn(columns, Y)
-        kept, details, starts = np.ones(rows, bool), dict[int, Any](), self.learner is None
+        kept, details = np.ones(rows, bool), dict[int, Any]()
 
-        def learn(learner: StreamLearner, some: slice, X: Floats, Y: Floats, weight: Floats) -> Floats:
+        def learn(body: StreamLearner, some: slice, X: Floats, Y: Floats, weight: Floats) -> Floats:
             if asked is None:
                 with suppress(NotFinite):
-                    return learner.learn(X, Y, weight)
+                    return body.learn(X, Y, weight)
             before = np.zeros_like(Y)
             for i, row in enumerate(range(some.start, some.stop)):
                 if asked is not None and row not in details:  # a row that brings a class is first seen without it
-                    known = 0 if starts and not row else learner.engine.outputs
-                    details[row] = asked.of_rows(learner, X[i : i + 1], names[:known])[0]
+                    known = islice(outputs.items(), 0 if starts and not row else body.engine.outputs)
+                    details[row] = asked.of_rows(Learner(None, dict(known), body), X[i : i + 1])[0]
                 try:
-                    before[i] = learner.learn(X[i : i + 1], Y[i : i + 1])[0]
+                    before[i] = body.learn(X[i : i + 1], Y[i : i + 1])[0]
                 except NotFinite:
                     kept[row] = False
             return before
 
-        told = 0 if self.classify else 1
-        self.learner, before = learn_rows(
-            self.learner, self._new_learner, X, Y, np.ones(rows), new_inputs, told, learn=learn
+        self.learner, before = self.learner.learn(
+            self._new_body, X, Y, np.ones(rows), new_inputs, 1, learn, outputs=outputs
         )
-        if said := self.learner.hardly_outliers:
+        if said := self.learner.body.hardly_outliers:
             cure = "if these numbers are right, and --na-values where one such as -9999 means a missing value"
             warnings += self.inputs.said_once("bounded", f"{said}: give --loss squared {cure}")
         looked = [detail for row, detail in details.items() if kept[row]]
-        if self.classify:
-            before[: int(starts)] = -np.inf  # no class was known
-            chosen = np.where(before.max(1) > -np.inf, before.argmax(1), -1)
-            spelled = [*names, UNKNOWN]
-            predictions: list[Any] = [spelled[k] for k in chosen[kept].tolist()]
-            errors = (chosen != labels).astype(float)
-        else:
-            predictions = before[kept, 0].tolist()
-            errors = np.minimum(np.abs(before - Y)[:, 0], LARGEST_ERROR)
-        self.trace.add(errors[kept])
-        return kept, BlockResult(labels[:0], predictions, [], warnings, looked)
+        wrong = best(before) != Y.argmax(1) if self.classify else np.minimum(np.abs(before - Y)[:, 0], LARGEST_ERROR)
+        self.trace.add(wrong[kept].astype(float))
+        return kept, BlockResult(np.empty(0, np.int64), self._spelled(before[kept]), [], warnings, looked)
 
-    def _labels(self, target: Column) -> NDArray[np.intp]:
-        """The class (rows,) of each row, new ones in order of appearance; -1 for one more than `MOST_CLASSES`."""
+    def _spelled(self, scores: Floats) -> list[Any]:
+        """The prediction of each row: a number, or the class of the largest score."""
         if not self.classify:
-            return np.zeros(len(target.numbers), np.intp)
-        assert target.codes is not None
-        labels = [target.texts[code] for code in target.codes.tolist()]
-        self.classes, codes = class_codes(self.classes, labels, MOST_CLASSES)
-        return codes
+            return scores[:, 0].tolist()
+        classes = [*self.learner.outputs, UNKNOWN]
+        return [classes[k] for k in best(scores).tolist()]
 
     def refuse_rows(self, usable: UsableRows, learning: bool = True, first: bool = False) -> None:
         """Leave out the rows that cannot be learned, or predicted; `first` in a table."""
@@ -204,50 +198,33 @@ class TableModel(TableOptions):
 
     def predict(self, block: RowBlock, asked: Details | None = None) -> BlockResult:
         """Predict the rows that can be used, without learning them."""
-        if self.learner is None:
+        if self.learner.body is None:
             raise ValueError("the model has not learned any row yet and cannot predict")
         usable = UsableRows(block)
         self.refuse_rows(usable, learning=False)
         rows = usable.rows
-        predictions: list[Any] = []
-        details: list[Any] = []
-        if len(rows):
-            X, names = self.inputs.encode(self._inputs(block, rows), len(rows)), list(self.classes)
-            scores = self.learner.predict(X)
-            details = [] if asked is None else asked.of_rows(self.learner, X, names)
-            if self.classify:
-                predictions = [names[k] for k in scores.argmax(1).tolist()]
-            else:
-                predictions = scores[:, 0].tolist()
-        return BlockResult(block.lines[rows], predictions, sorted(usable.bad), [], details)
+        X = self.inputs.encode(self._inputs(block, rows), len(rows))
+        details = [] if asked is None else asked.of_rows(self.learner, X)
+        return BlockResult(block.lines[rows], self._spelled(self.learner.predict(X)), sorted(usable.bad), [], details)
 
     # ------------------------------------------------------------------ saving
 
     def state_dict(self) -> dict[str, Any]:
         """The model's state as plain data; a model that loads it continues bit for bit."""
-        return {
-            "inputs": self.inputs.state_dict(),
-            "classes": list(self.classes),
-            "trace": self.trace.state_dict(),
-            "quarantined": self.quarantined,
-            "learner": None if self.learner is None else self.learner.state_dict(),
-        }
+        state = {"trace": self.trace.state_dict(), "quarantined": self.quarantined}
+        return state | {"learner": self.learner.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the result of `state_dict`; a ValueError changes nothing."""
-        new = schema.read("state", state_dict, set(self.state_dict()))
-        inputs = Inputs.from_state(self.categories, self.inputs.means, new["inputs"])
-        classes = new.texts("classes")
-        if classes and not self.classify:
-            raise ValueError("state['classes'] must be empty where the target is a number")
-        trace = ErrorTrace.from_state(new["trace"])
-        quarantined = new.integer("quarantined")
-        outputs = classes if self.classify else [self.target] * (new["learner"] is not None)
-        learner = saved_learner(new, self._new_learner, inputs=inputs.names, classes=outputs)
-        if learner is None and trace.rows:
+        new = schema.read("state", state_dict, {"learner", "trace", "quarantined"})
+        unlearned = Learner(outputs={} if self.classify else {self.target: 0})
+        learner = unlearned.loaded(new, lambda _: self._new_body(1, 1), self.inputs.loaded)
+        if not set(map(type, learner.outputs)) <= {str}:
+            raise new.damaged("learner", "one whose outputs are texts", schema.brief([*learner.outputs]))
+        trace, quarantined = ErrorTrace.from_state(new["trace"]), new.integer("quarantined")
+        if learner.body is None and trace.rows:
             raise new.damaged("learner", f"a learner of {trace.rows} rows", None)
-        self.inputs, self.classes = inputs, {label: i for i, label in enumerate(classes)}
-        self.trace, self.quarantined, self.learner = trace, quarantined, learner
+        self.learner, self.trace, self.quarantined = learner, trace, quarantined
 
 
 def at_rows(columns: dict[str, Column], rows: NDArray[np.intp]) -> dict[str, Column]:

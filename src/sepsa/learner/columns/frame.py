@@ -50,9 +50,9 @@ class FrameEncoder(Inputs):
         return super().state_dict() | {"kinds": list(self.kinds.values())}
 
     @classmethod
-    def of_state(cls, names: Sequence[str] | None, state: Any, means: int, entry: str) -> FrameEncoder:
-        """The encoder that continues from the result of `state_dict`; ValueError where that is damaged."""
-        new = schema.read(entry, state, set(cls((), 0).state_dict()))
+    def of_state(cls, names: Sequence[str] | None, means: int, state: schema.Entries) -> FrameEncoder:
+        """The encoder that continues from the entry "inputs"; ValueError where that is damaged."""
+        new = state.entries("inputs", set(cls((), 0).state_dict()))
         kinds = new.items("kinds", None if names is None else len(names)).values
         if not kinds or not all(kind is None or kind in KINDS for kind in kinds):
             raise new.damaged("kinds", f"each one of {', '.join(KINDS)}", kinds)

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from sepsa.learner.columns.cells import DECORATED, NUMBER, date_formats, number_cure
 from sepsa.learner.columns.levels import SLOTS, LevelMeans, keys_of
 from sepsa.learner.columns.reader import Column
-from sepsa.learner.growth import NewInput
 from sepsa.learner.memory.parts import Floats
+from sepsa.learner.named import NewInput
 from sepsa.states import schema
 
 AT_ONCE = 32
@@ -70,11 +70,10 @@ class Inputs:
             "levels": {column: levels.state_dict() for column, levels in sorted(self.levels.items())},
         }
 
-    @classmethod
-    def from_state(cls, categories: int, means: int, state: Any, entry: str = "state['inputs']") -> Inputs:
-        """Inputs that continue from the result of `state_dict`; ValueError where that is damaged."""
-        out = cls(categories, means)
-        out._load(schema.read(entry, state, set(out.state_dict())))
+    def loaded(self, state: schema.Entries) -> Inputs:
+        """Inputs like these that continue from the entry "inputs"; ValueError where that is damaged."""
+        out = Inputs(self.categories, self.means)
+        out._load(state.entries("inputs", set(out.state_dict())))
         return out
 
     def _load(self, new: schema.Entries) -> None:
