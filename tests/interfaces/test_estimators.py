@@ -517,6 +517,8 @@ def test_dates_are_labels_that_are_saved(dtype):
     y = y.astype(dtype) if "M" in dtype else (y - y[0]).astype(dtype)
     with pytest.raises(ValueError, match="numbers, strings and dates are not mixed"):
         SepSAClassifier((), random_state=0).partial_fit(X, y).partial_fit(X, ["a", "b"] * 4)
+    with pytest.raises(ValueError, match="nor dates in different units"):
+        SepSAClassifier((), random_state=0).partial_fit(X, y).partial_fit(X, y.astype(f"{dtype[0]}8[m]"))
     told = SepSAClassifier((), random_state=0).prequential(X, y)
     assert np.isnat(told[0])  # before the first class
     for labels in (y, pd.Series(y)):

@@ -392,11 +392,11 @@ CHANGES = {
 def test_a_column_that_changes_its_type_is_named(change):
     model, X, y = learned()
     make, column, before, now = CHANGES[change]
-    state = model.state_dict()["encoder"]
+    state = model.state_dict()["learner"]["inputs"]
     for method in (model.predict, lambda rows: model.partial_fit(rows, y)):
         with pytest.raises(ValueError, match=rf"X\['{column}'\] must hold {before}, .* got {now} of dtype"):
             method(make(X))
-    assert model.state_dict()["encoder"] == state
+    assert model.state_dict()["learner"]["inputs"] == state
 
 
 def test_missing_texts_and_categories_have_no_indicator():

@@ -25,7 +25,7 @@ from sepsa.learner.columns.inputs import CLASS_MEANS
 from sepsa.learner.columns.reader import Column
 from sepsa.learner.learner import TELL, WARM_UP, StreamLearner
 from sepsa.learner.memory.parts import Floats
-from sepsa.learner.named import Learner, Names, NewInput
+from sepsa.learner.named import Learner, NewInput
 from sepsa.learner.options import Options, body_of, of_estimator, widths
 from sepsa.learner.rows import dense, row_parts
 from sepsa.learner.scales import order_of_columns
@@ -142,8 +142,8 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
         self._learner, self.n_iter_ = self._learner._replace(body=committee), result.passes
         return result.predictions, Y[result.rows], weight[result.rows]
 
-    def _learn(self, X: Any, Y: Floats, weight: Floats, outputs: Names) -> Floats:
-        """Learn rows in order, after which there are these outputs; returns the predictions made before."""
+    def _learn(self, X: Any, Y: Floats, weight: Floats, **known: Any) -> Floats:
+        """Learn rows in order, after which these `outputs` are known; returns the predictions made before."""
         rows, new_inputs = self._numbers(X, Y)
 
         def new_body(inputs: int, outputs: int) -> StreamLearner:
@@ -151,7 +151,7 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
             return self._new_body(inputs, outputs, seed, names=self._input_names(inputs))
 
         batch = 1 if self.batch_size == "auto" else at_least("batch_size", self.batch_size, 1)
-        self._learner, before = self._learner.learn(new_body, rows, Y, weight, new_inputs, batch, outputs=outputs)
+        self._learner, before = self._learner.learn(new_body, rows, Y, weight, new_inputs, batch, **known)
         return before
 
     def _numbers(self, X: Any, Y: Floats, shuffled: bool = False) -> tuple[Any, Sequence[NewInput]]:
@@ -213,7 +213,7 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
             and X.dtype == np.float64
             and X.ndim == 2
             and self._learner.body is not None
-            and self._encoder is None
+            and self._learner.inputs is None
             and X.shape[1] == self.n_features_in_
             and not hasattr(self, "feature_names_in_")
             and all(part.shape == (len(X),) and np.isfinite(part).all() for part in more)

@@ -157,10 +157,10 @@ class StreamModel(Model, RiverOptions, base.Estimator):
 
     def _distributions(self, x: dict[Any, Any]) -> list[proba.Gaussian]:
         """A normal distribution for each output; mean and deviation are 0 before the first sample."""
-        (names, X), learner = read_row(x), self._learner
-        found = np.zeros((2, 1, len(learner.outputs)))
-        if learner.body is not None:
-            found = learner.body.predict_with_deviation(in_columns(names, X, learner.inputs.names))
+        inputs, outputs, body, _ = self._learner
+        values = values_in_order(x, inputs.names, body)
+        X = in_columns(*read_row(x), inputs.names) if values is None else np.array([values], np.float64)
+        found = np.zeros((2, 1, len(outputs))) if body is None else body.predict_with_deviation(X)
         return [
             proba.Gaussian._from_state(n=1, m=float(m), var=float(s) ** 2, ddof=0)  # type: ignore[no-untyped-call]
             for m, s in zip(*(part[0] for part in found), strict=True)

@@ -134,7 +134,7 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
             rows, Y, weight = other._check(X, y, sample_weight)
             if self.loss != "huber":
                 check_sizes(float(np.abs(Y).max()))
-            before = other._shaped(other._learn(rows, Y, weight, other._learner.outputs))
+            before = other._shaped(other._learn(rows, Y, weight))
         self._learner.body.tell(len(before))
         return before
 
@@ -189,8 +189,8 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
     @property
     def _target_shape(self) -> tuple[int, ...]:
         """The shape of the targets of one row."""
-        outputs = [*self._learner.outputs]
-        return () if outputs == ["y"] else (len(outputs),)
+        outputs = self._learner.outputs
+        return () if len(outputs) == 1 and "y" in outputs else (len(outputs),)
 
     def _shaped(self, outputs: Floats) -> Floats:
         return outputs.reshape(len(outputs), *self._target_shape)
@@ -437,7 +437,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
                 outputs, codes = other._codes(Y)
                 Y = indicators(codes, len(outputs))
             told, losses = len(other._learner.outputs), other._learner.calibration
-            scores = other._learn(rows, Y, weight, outputs)
+            scores = other._learn(rows, Y, weight, outputs=outputs)
             own = other._learner.losses is not None
             if asked or own:
                 forgetting = 1.0 if self.forgetting == "auto" else self.forgetting

@@ -92,7 +92,8 @@ class Learner(NamedTuple):
         if body is not None:
             arrives = new_inputs or Y.shape[1] > body.engine.outputs
             if body.learns_whole and isinstance(X, np.ndarray) and not arrives:
-                return self._replace(**known), learn(body, slice(0, len(Y)), X, Y, weight)
+                scores = learn(body, slice(0, len(Y)), X, Y, weight)
+                return self._replace(**known) if known else self, scores
             body, had, batch = body.copy(), body.engine.inputs, body.engine.batch_size
         new_inputs = [new._replace(row=new.row // batch * batch) for new in new_inputs]
         told, before = len(self.outputs), np.full(Y.shape, -np.inf)
