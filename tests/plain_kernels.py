@@ -10,8 +10,10 @@ import ctypes
 import numpy as np
 
 from sepsa.compiled import code
-from sepsa.compiled.kernels import CALL, words
+from sepsa.compiled.kernels import CALL
 from sepsa.forecast import model
+
+WORDS = ctypes.POINTER(ctypes.c_int64)  # as a kernel gets its model
 
 
 @contextlib.contextmanager
@@ -23,7 +25,7 @@ def plain_kernels():
         def run(place, index):
             try:
                 with np.errstate(all="ignore"):  # kernels are compiled with NumPy's rules for errors
-                    return int(kernel(words(place), index))
+                    return int(kernel(ctypes.cast(ctypes.c_void_p(place), WORDS), index))
             except BaseException as error:  # which C would swallow
                 errors.append(error)
                 return 0

@@ -33,7 +33,7 @@ from sepsa.heads import LogisticNewton, PerOutput, SoftmaxNewton
 from sepsa.heads.cross_entropy.math import FADE
 from sepsa.heads.run import choose
 from sepsa.heads.run.choose import force
-from sepsa.restoration import due, restored
+from sepsa.restoration import due
 
 mp.dps = 60
 BATCHES, FEATURES, LIMIT = (1, 2, 7, 64, 1000), 11, 1e-6
@@ -111,7 +111,7 @@ def ridge_regression(Phi: Any, Y: Any, batch: int, forgetting: float, ridge: Any
             forgetting * left,
         )
         for j in range(cursor, cursor + count):
-            lacking = restored(ridge[j % p], left[j % p]) - left[j % p]
+            lacking = ridge[j % p] - left[j % p]
             A[j % p, j % p] += lacking
             b[j % p] += lacking * prior[j % p]
             left[j % p] += lacking
@@ -145,7 +145,7 @@ def cross_entropy(Phi: Any, t: Any, batch: int, ridge: Any, prior: Any) -> Any:
         at = [(cursor + j) % p for j in range(due(p, 1.0, at_least=n))]
         pull = rows.T.dot(R / s)
         for j in at:
-            lacking = restored(ridge[j], left[j]) - left[j]
+            lacking = ridge[j] - left[j]
             A[j, j] += lacking
             pull[j] += lacking * (W - prior)[j]
             left[j] += lacking

@@ -271,7 +271,7 @@ MUTANTS = [
     Mutant("stream/engine: the last input", BODY, "while j < width:", "while j < width - 1:", ENGINE),
     Mutant("stream/engine: a missing value", BODY, "if scale == 0.0 or x != x:", "if scale == 0.0:", ENGINE),
     Mutant("stream/engine: a swapped index", HEAD, "u31 * phi[j + 1] + u32", "u31 * phi[j + 2] + u32", ENGINE),
-    Mutant("stream/engine: restored in part", NETWORK, "ridge_left[j] = full", "ridge_left[j] = 0.9 * full", ENGINE),
+    Mutant("stream/engine: restored in part", NETWORK, "ridge_left[j] = numbers.ridge", "ridge_left[j] = 0.9 * numbers.ridge", ENGINE),
     Mutant("stream/engine: the worst head", "learner/arithmetic/candidates.py",
            "math.exp(-strength", "math.exp(0.1 * strength",
            ROBUST),

@@ -2,7 +2,7 @@
 
 Forgetting scales the whole curvature by λ in each update, the ridge included. An update therefore restores the full
 ridge of the next few coordinates, in rotation. So many coordinates are restored per update that none ever falls below
-half of its ridge. Kernels compile these functions too; `heads.backends.triton.ridge` has them for Triton.
+half of its ridge. It learns what a coordinate lacks as a row, and never a negative one. Kernels compile these functions too; `heads.backends.triton.ridge` has them for Triton.
 """
 
 from __future__ import annotations
@@ -31,10 +31,3 @@ def next_cursor(cursor: Any, count: Any, p: int) -> Any:
     """The coordinate `count` after `cursor`, of p in rotation; numbers or tensors."""
     return (cursor + count) % p
 
-
-def restored(ridge: Any, left: Any) -> Any:
-    """The ridge that a coordinate has after its turn, before which it had so much left: all of it; numbers or tensors.
-
-    An update learns the difference as a row, and never a negative one.
-    """
-    return ridge

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sepsa.restoration import LEAST_SHARE, due, next_cursor, restored
+from sepsa.restoration import LEAST_SHARE, due, next_cursor
 
 
 @pytest.mark.parametrize("each", [True, False], ids=["in every update", "in every so many"])
@@ -15,7 +15,7 @@ def test_no_coordinate_ever_has_less_than_its_share_of_the_ridge(p, forgetting, 
         left = [forgetting * share for share in left]
         for i in range(count):
             at = next_cursor(cursor, i, p)
-            left[at] = restored(1.0, left[at])
+            left[at] = 1.0
         cursor = next_cursor(cursor, count, p)
         assert min(left) >= LEAST_SHARE
     assert due(p, forgetting, at_least=2) >= min(p, 2)

@@ -58,7 +58,7 @@ def test_the_stack_is_ridge_regression_on_differences_of_answers(seed, n, expert
     gram, moment, w = np.zeros((J, J)), np.zeros(J), np.zeros(J)
     for a, y, o in zip(answers, Y, omega, strict=True):
         remember(gram, moment, a, y, o)
-    solve(gram, moment, np.zeros((J + 1, J + 1)), w)
+    solve(gram, moment, np.zeros((J, J)), np.zeros(J), w)
     slow = stack_weights(answers, Y, omega, stack.STACK_FORGETTING, stack.RIDGE)
     np.testing.assert_allclose(w, slow, rtol=1e-7, atol=1e-9)
 

@@ -167,19 +167,6 @@ def _callee(typing: Any, function: Any, arguments: Any) -> Any:
     return kind, kind.get_call_type(typing, arguments, {})
 
 
-def _words(_: Any) -> Any:
-    """The code of the words at an address."""
-
-    @intrinsic
-    def words(_: Any, address: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.inttoptr(arguments[0], _WORD.as_pointer())
-
-        return SIGNATURE.args[0](types.int64), code
-
-    return words
-
-
 def _call(_: Any) -> Any:
     """The code of a call by an address."""
 
@@ -219,7 +206,7 @@ def _array_at(_: Any) -> Any:
     return array_at
 
 
-CODE = {"words": _words, "array": _array_at, "call": _call, "record": _record, "views": _views}
+CODE = {"array": _array_at, "call": _call, "record": _record, "views": _views}
 
 # ---------------------------------------------------------------------- the library
 

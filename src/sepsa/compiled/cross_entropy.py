@@ -20,7 +20,6 @@ from sepsa.compiled.least_squares import (
     read_features,
     restored_coordinate,
     restored_count,
-    restored_ridge,
 )
 from sepsa.compiled.linear_algebra import (
     add_product,
@@ -34,22 +33,13 @@ from sepsa.compiled.linear_algebra import (
     forward,
     forward_row,
     scale,
+    sum_of_squares,
 )
 
 # What this form of the update shares with that in torch.
 FADE = 7.0  # how many old samples a new one replaces in the curvature
 TOLERANCE = 1e-3  # of the sum of a sample's class probabilities: float16 and bfloat16 round them
 EPSILON, TINY = 2.0**-52, 2.0**-1022
-
-
-@called
-def sum_of_squares(X):
-    """|X|²."""
-    total = 0.0
-    for i in range(X.shape[0]):
-        for j in range(X.shape[1]):
-            total += X[i, j] ** 2
-    return total
 
 
 @called
@@ -199,9 +189,8 @@ def gather(T, W, prior, Phi, ridge, left, cursor, R, U, s, rho, faded, F, E, d):
             E[c, i] = R[c, i] / (s[c] * max(by, TINY) * d[i])
     for i in range(n, F.shape[0]):
         at = restored_coordinate(cursor, i - n, p)
-        full = restored_ridge(ridge[at], left[at])
-        d[i], by = 1.0, math.sqrt(max(0.0, full - left[at]))
-        left[at] = full
+        d[i], by = 1.0, math.sqrt(max(0.0, ridge[at] - left[at]))
+        left[at] = ridge[at]
         for j in range(p):
             F[i, j] = by * faded * T[j, at]
         for c in range(K):

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 Function = Callable[..., Any]
-WORDS = ctypes.POINTER(ctypes.c_int64)
 CALL = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
 
 KERNELS: dict[Function, str] = {}  # each with its name in the library
@@ -47,12 +46,6 @@ def generated(kind: str) -> Callable[[Any], Any]:
         return given
 
     return register
-
-
-@generated("words")
-def words(address: Any) -> Any:
-    """The words of memory at an address, as a kernel gets them."""
-    return ctypes.cast(ctypes.c_void_p(int(address)), WORDS)
 
 
 @generated("call")

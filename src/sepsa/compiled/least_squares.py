@@ -25,10 +25,12 @@ from sepsa.compiled.linear_algebra import (
     copy,
     copy_rows,
     forward,
+    multiply,
     potter,
     scale,
     step_head,
     step_root,
+    sum_of_squares,
 )
 
 # What this form of the update shares with that in torch.
@@ -50,33 +52,23 @@ LEARNED, NOT_FINITE, TOO_LARGE = range(3)
 @called
 def whiten(T, W, Phi, Y, F, E):
     """F = TΦᵀ (p, n) and E = (Y - ΦWᵀ)ᵀ (m, n); returns the sums of their squares."""
-    (n, p), m = Phi.shape, W.shape[0]
-    size, error = 0.0, 0.0
+    n, m = len(Phi), len(W)
     F[:] = 0.0
     E[:] = 0.0
     if n > 1:
         add_product(F, T, Phi, False)
         add_product(E, W, Phi, False)
     else:
-        for i in range(p):
-            for j in range(p):
-                F[i, 0] += T[i, j] * Phi[0, j]
-        for o in range(m):
-            for j in range(p):
-                E[o, 0] += W[o, j] * Phi[0, j]
-    for i in range(p):
-        for r in range(n):
-            size += F[i, r] * F[i, r]
+        multiply(T, Phi[0], F[:, 0])
+        multiply(W, Phi[0], E[:, 0])
     for o in range(m):
         for r in range(n):
             E[o, r] = Y[r, o] - E[o, r]
-            error += E[o, r] * E[o, r]
-    return size, error
+    return sum_of_squares(F), sum_of_squares(E)
 
 
 restored_count = called(restoration.due)  # how many coordinates an update restores
 restored_coordinate = called(restoration.next_cursor)  # the i-th of them
-restored_ridge = called(restoration.restored)
 
 
 @called
@@ -101,9 +93,8 @@ def gather(T, W, H, energy, left, prior, ridge, F, E, lam, cursor, count, pendin
         left[j] *= lam
     for step in range(count):
         c = restored_coordinate(cursor, step, p)
-        full = restored_ridge(ridge[c], left[c])
-        q = max(0.0, full - left[c])
-        left[c] = full
+        q = max(0.0, ridge[c] - left[c])
+        left[c] = ridge[c]
         for i in range(p):
             scaled = q * T[i, c]
             for j in range(i + 1):
@@ -248,25 +239,20 @@ def learn_one_by_one(T, W, Phi, Y, prior, ridge, left, energy, scratch, lam, cur
         scale(energy, lam)
         scale(left, lam)
     for r in range(n):
-        for i in range(p):
-            f[i] = 0.0
-            for j in range(p):
-                f[i] += T[i, j] * Phi[r, j]
+        multiply(T, Phi[r], f)
+        multiply(W, Phi[r], e)
         for o in range(m):
-            e[o] = Y[r, o]
-            for j in range(p):
-                e[o] -= W[o, j] * Phi[r, j]
+            e[o] = Y[r, o] - e[o]
         potter(T, W, f, e, u, energy)
     for i in range(count):
         c = restored_coordinate(cursor, i, p)
-        full = restored_ridge(ridge[c], left[c])
-        root = math.sqrt(max(0.0, full - left[c]))
+        root = math.sqrt(max(0.0, ridge[c] - left[c]))
         for j in range(p):
             f[j] = root * T[j, c]
         for o in range(m):
             e[o] = root * (prior[o, c] - W[o, c])
         potter(T, W, f, e, u, energy)
-        left[c] = full
+        left[c] = ridge[c]
 
 
 @called

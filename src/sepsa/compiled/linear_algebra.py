@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from sepsa.compiled.kernels import called
+from sepsa.compiled.kernels import called, inlined
 
 
 @called
@@ -33,6 +33,26 @@ def add_scaled(x, by, into):
     """into <- into + by x."""
     for i in range(x.size):
         into[i] += by * x[i]
+
+
+@called
+def sum_of_squares(X):
+    """|X|²."""
+    total = 0.0
+    for i in range(X.shape[0]):
+        for j in range(X.shape[1]):
+            total += X[i, j] ** 2
+    return total
+
+
+@inlined
+def multiply(A, x, into):
+    """into <- Ax. Rows are slices, which LLVM vectorizes."""
+    for i in range(A.shape[0]):
+        row, total = A[i], 0.0
+        for j in range(x.size):
+            total += row[j] * x[j]
+        into[i] = total
 
 
 @called
@@ -163,15 +183,21 @@ def potter(T, W, f, e, u, energy):
 
 
 @called
-def add_entries(row, j, a, b, c, d):
-    """row[j : j + 4] += [a, b, c, d], as far as it goes."""
-    row[j] += a
+def add_entries(row, j, sums):
+    """row[j : j + 4] += sums, as far as it goes."""
+    row[j] += sums[0]
     if j + 1 < row.size:
-        row[j + 1] += b
+        row[j + 1] += sums[1]
     if j + 2 < row.size:
-        row[j + 2] += c
+        row[j + 2] += sums[2]
     if j + 3 < row.size:
-        row[j + 3] += d
+        row[j + 3] += sums[3]
+
+
+@inlined
+def plus(sums, a, x):
+    """sums + a x, of four numbers."""
+    return sums[0] + a * x[0], sums[1] + a * x[1], sums[2] + a * x[2], sums[3] + a * x[3]
 
 
 @called
@@ -195,19 +221,15 @@ def add_product(A, left, right, lower):
         end = filled(left, i, i3 + 1)
         for j in range(0, min(i + 4, columns) if lower else columns, 4):
             j1, j2, j3 = min(j + 1, columns - 1), min(j + 2, columns - 1), min(j + 3, columns - 1)
-            a0, a1, a2, a3, b0, b1, b2, b3 = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
-            c0, c1, c2, c3, d0, d1, d2, d3 = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+            a = b = c = d = (0.0, 0.0, 0.0, 0.0)
             for q in range(end):
-                a, b, c, d = left[i, q], left[i1, q], left[i2, q], left[i3, q]
-                x0, x1, x2, x3 = right[j, q], right[j1, q], right[j2, q], right[j3, q]
-                a0, a1, a2, a3 = a0 + a * x0, a1 + a * x1, a2 + a * x2, a3 + a * x3
-                b0, b1, b2, b3 = b0 + b * x0, b1 + b * x1, b2 + b * x2, b3 + b * x3
-                c0, c1, c2, c3 = c0 + c * x0, c1 + c * x1, c2 + c * x2, c3 + c * x3
-                d0, d1, d2, d3 = d0 + d * x0, d1 + d * x1, d2 + d * x2, d3 + d * x3
-            add_entries(A[i], j, a0, a1, a2, a3)
+                x = right[j, q], right[j1, q], right[j2, q], right[j3, q]
+                a, b = plus(a, left[i, q], x), plus(b, left[i1, q], x)
+                c, d = plus(c, left[i2, q], x), plus(d, left[i3, q], x)
+            add_entries(A[i], j, a)
             if i1 > i:
-                add_entries(A[i1], j, b0, b1, b2, b3)
+                add_entries(A[i1], j, b)
             if i2 > i1:
-                add_entries(A[i2], j, c0, c1, c2, c3)
+                add_entries(A[i2], j, c)
             if i3 > i2:
-                add_entries(A[i3], j, d0, d1, d2, d3)
+                add_entries(A[i3], j, d)

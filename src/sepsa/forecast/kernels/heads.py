@@ -22,7 +22,6 @@ DISCOUNT = 0.998  # of the losses by which heads are weighed: the last 500 rows 
 FIRST_ROWS = 32  # before any value is implausible, and any loss a measure of others
 
 due = called(restoration.due)
-restored_ridge = called(restoration.restored)
 
 
 @called
@@ -58,7 +57,7 @@ def gains(U, D, left, ridge, turn, forgetting, x, gain, restored, unit):
             c, lacking, phi, out = 0, 1.0, x, gain
         else:
             c, phi, out = (first + i) % p, unit, restored[i]
-            lacking = max(restored_ridge(ridge[c], left[c]) - left[c], 0.0)
+            lacking = max(ridge[c] - left[c], 0.0)
             left[c] += lacking
             unit[c] = 1.0
         total = rank_one(U, D, phi, c, lacking, out)

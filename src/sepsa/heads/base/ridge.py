@@ -13,7 +13,6 @@ from torch import Tensor
 
 from sepsa.restoration import due as due
 from sepsa.restoration import next_cursor as next_cursor
-from sepsa.restoration import restored as restored_to
 
 # The ridge of the bias: a number, None for a very small default, or "ridge" for that of the weights.
 # With less than the default a first block would lose digits, and 0 has no inverse.
@@ -37,9 +36,7 @@ def count_of(at: Coordinates) -> int:
 
 def lacking(ridge_left: Tensor, ridge: Tensor, at: Coordinates) -> Tensor:
     """q (c,): the ridge that the coordinates `at` lack."""
-    left = ridge_left[at]
-    lack: Tensor = restored_to(ridge[at], left) - left
-    return lack.clamp(min=0)
+    return (ridge[at] - ridge_left[at]).clamp(min=0)
 
 
 def ridge_rows(T: Tensor, W: Tensor, q: Tensor, at: Coordinates, prior: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,7 +48,7 @@ def ridge_rows(T: Tensor, W: Tensor, q: Tensor, at: Coordinates, prior: Tensor) 
 def restored(ridge_left: Tensor, ridge: Tensor, at: Coordinates) -> Tensor:
     """The ridge (p,) of each coordinate once those `at` have had their turn."""
     ridge_left = ridge_left.clone()
-    ridge_left[at] = restored_to(ridge[at], ridge_left[at])
+    ridge_left[at] = ridge[at]
     return ridge_left
 
 

@@ -15,11 +15,20 @@ from sepsa.compiled.kernels import inlined
 
 
 @inlined
+def pivot(D, j, f, omega, alpha, inverse):
+    """D_j of the update, v_j, the factor of b in column j, and α_j with its inverse; `inverse` is that of α."""
+    v, s, before = D[j] * f, -omega * f * inverse, alpha
+    alpha += omega * v * f
+    inverse = 1.0 / alpha
+    D[j] *= before * inverse
+    return v, s, alpha, inverse
+
+
+@inlined
 def rank_one(U, D, phi, start, omega, b):
     """B <- B - ωBφφᵀB/(1 + ωφᵀBφ) for a φ that is zero before `start`. Leaves b = Bφ; returns 1 + ωφᵀBφ.
 
-    Four columns at a time after the first few: b passes through the registers once for all four. One function, because
-    LLVM rounds otherwise where its parts are functions of their own.
+    Four columns at a time after the first few: b passes through the registers once for all four.
     """
     p = phi.size
     alpha, inverse = 1.0, 1.0
@@ -31,12 +40,7 @@ def rank_one(U, D, phi, start, omega, b):
         f = phi[j]
         for i in range(start, j):
             f += column[i] * phi[i]
-        v = D[j] * f
-        s = -omega * f * inverse
-        before = alpha
-        alpha += omega * v * f
-        inverse = 1.0 / alpha
-        D[j] *= before * inverse
+        v, s, alpha, inverse = pivot(D, j, f, omega, alpha, inverse)
         b[j] = v
         for i in range(j):
             u = column[i]
@@ -60,17 +64,10 @@ def rank_one(U, D, phi, start, omega, b):
         f1 += phi[j + 1] + u10 * phi[j]
         f2 += phi[j + 2] + u20 * phi[j] + u21 * phi[j + 1]
         f3 += phi[j + 3] + u30 * phi[j] + u31 * phi[j + 1] + u32 * phi[j + 2]
-        v0, v1, v2, v3 = D[j] * f0, D[j + 1] * f1, D[j + 2] * f2, D[j + 3] * f3
-        alpha0 = alpha + omega * v0 * f0
-        alpha1 = alpha0 + omega * v1 * f1
-        alpha2 = alpha1 + omega * v2 * f2
-        alpha3 = alpha2 + omega * v3 * f3
-        inverse0, inverse1, inverse2, inverse3 = 1.0 / alpha0, 1.0 / alpha1, 1.0 / alpha2, 1.0 / alpha3
-        s0, s1, s2, s3 = -omega * f0 * inverse, -omega * f1 * inverse0, -omega * f2 * inverse1, -omega * f3 * inverse2
-        D[j] *= alpha * inverse0
-        D[j + 1] *= alpha0 * inverse1
-        D[j + 2] *= alpha1 * inverse2
-        D[j + 3] *= alpha2 * inverse3
+        v0, s0, alpha, inverse = pivot(D, j, f0, omega, alpha, inverse)
+        v1, s1, alpha, inverse = pivot(D, j + 1, f1, omega, alpha, inverse)
+        v2, s2, alpha, inverse = pivot(D, j + 2, f2, omega, alpha, inverse)
+        v3, s3, alpha, inverse = pivot(D, j + 3, f3, omega, alpha, inverse)
         for i in range(j):
             u0, u1, u2, u3, c = column0[i], column1[i], column2[i], column3[i], b[i]
             column0[i] = u0 + s0 * c
@@ -94,7 +91,6 @@ def rank_one(U, D, phi, start, omega, b):
         U[at3 + j + 2] = u32 + s3 * v2
         b[j + 2] = v2 + u32 * v3
         b[j + 3] = v3
-        alpha, inverse = alpha3, inverse3
         j += 4
     return alpha
 
@@ -109,16 +105,6 @@ def learn_row(U, D, W, energy, phi, start, e, omega, b):
             row[j] += step * b[j]
         energy[k] += e[k] * step
     return g
-
-
-@inlined
-def answer(W, seen, out):
-    """out (m,) <- Wφ for the part of φ that a head sees. Rows are slices, which LLVM vectorizes."""
-    for k in range(W.shape[0]):
-        row, total = W[k], 0.0
-        for j in range(seen.size):
-            total += row[j] * seen[j]
-        out[k] = total
 
 
 @inlined

@@ -11,7 +11,7 @@ from sepsa.compiled import code
 from sepsa.compiled.kernels import CALL
 from sepsa.learner.engine.core import EngineState
 from sepsa.learner.experts import linear, step, tree_parts, trees
-from sepsa.learner.experts.frame import OWN_CALLS, given
+from sepsa.learner.experts.frame import given
 from sepsa.learner.memory.memory import view
 from sepsa.learner.memory.parts import Floats
 
@@ -24,9 +24,8 @@ class Kernels:
 
     def __init__(self, core: EngineState) -> None:
         calls = np.array([[code.address(each.answer), code.address(each.learn)] for each in core.form.experts])
-        own = np.array(tuple(code.address(step.OWN[name]) for name in OWN_CALLS.fields), OWN_CALLS.dtype)
         memory, widths = core.memory, np.array(core.form.hidden, np.int64)
-        self.arrays = (memory.vector, memory.layout.numbers, widths, core.options, calls, own)
+        self.arrays = (memory.vector, memory.layout.numbers, widths, core.options, calls)
         self.fixed = tuple(array.ctypes.data for array in self.arrays)
         self.learn, self.predict = (CALL(code.address(kernel)) for kernel in (step.learn, step.predict))
 

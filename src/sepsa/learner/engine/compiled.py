@@ -127,7 +127,7 @@ class Engine:
         """
         memory, counts = self.memory, self.memory("COUNTS", "network")
         subset, ridge, forgetting = self.form.heads[counts["best"]]
-        weights = [float(memory("NUMBERS", "heads", h)["weight"]) for h in range(len(self.form.heads))]
+        weights = memory("WEIGHTS", "network").tolist()
         since = int(counts["since"])
         chosen = {"features": subset, "ridge": ridge, "forgetting": forgetting, "since": since, "weights": weights}
         if not self._core.form.mixed:

@@ -131,7 +131,7 @@ def started(form: Form, options: Any, rng: np.random.Generator) -> EngineState:
     for h, (_, strength, keeps) in enumerate(form.heads):
         memory("D", "heads", h)[:], memory("RIDGE", "heads", h)[:] = 1 / strength, strength
         numbers = memory("NUMBERS", "heads", h)
-        numbers["forgetting"], numbers["ridge"], numbers["weight"] = keeps, strength, 1 / len(form.heads)
+        numbers["forgetting"], numbers["ridge"] = keeps, strength
     return EngineState(form, memory, options, rng)
 
 

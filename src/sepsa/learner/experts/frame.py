@@ -12,7 +12,6 @@ from sepsa.learner.memory.views import Frame, Group
 
 # Of Adam; the discount and the power by which heads are weighted; the discount of the calibration.
 OPTIONS = Record(**dict.fromkeys(("lr", "decay", "beta1", "discount", "power", "calibration"), float))
-OWN_CALLS = Record(leverage=int, calibrate=int, answer=int, learn=int)
 # Sizes that follow from the network's form, of the experts, then settings of the engine.
 SIZES = """
 inputs outputs depth width hidden heads parameters units deltas features stride
@@ -26,7 +25,6 @@ given = Frame(
     Part("WIDTHS", np.int64, ("depth",)),
     Part("OPTIONS", OPTIONS),
     Part("CALLS", np.int64, ("experts", 2)),  # addresses of `answer` and `learn` of each expert
-    Part("OWN_CALLS", OWN_CALLS),  # addresses of the kernels by which the step calls its own parts
     Part("X", float, ("batch", "inputs")),
     Part("Y", float, ("batch", "outputs")),
     Part("WEIGHT", float, ("batch",)),

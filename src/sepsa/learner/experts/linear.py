@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from sepsa.compiled.kernels import called, kernel
+from sepsa.compiled.kernels import kernel
+from sepsa.compiled.linear_algebra import multiply
 from sepsa.learner.experts.frame import Expert, given, row
 from sepsa.learner.memory.parts import Floats, Part, Record, work
 from sepsa.learner.memory.views import Group
@@ -30,31 +31,20 @@ parts = Group(
 )
 
 
-@called
-def slope(model):
-    """Fill what the slopes add for the row."""
-    slopes, z, sloped = parts.SLOPES(model), row.Z(model), parts.SLOPED(model)
-    for k in range(sloped.size):
-        total = 0.0
-        for j in range(z.size):
-            total += slopes[k, j] * z[j]
-        sloped[k] = total
-
-
 @kernel
 def answer(model, e):
-    (value, sloped), out = parts.views("VALUE SLOPED", model), row.ANSWERS(model)[e]
-    slope(model)
+    value, out = parts.VALUE(model), row.ANSWERS(model)[e]
+    multiply(parts.SLOPES(model), row.Z(model), out)
     for k in range(out.size):
-        out[k] = value[k] + sloped[k]
+        out[k] += value[k]
     return 0
 
 
 @kernel
 def learn(model, e):
-    (value, rows, sloped), y = parts.views("VALUE ROWS SLOPED", model), row.Y(model)
+    (slopes, value, rows, sloped), y = parts.views("SLOPES VALUE ROWS SLOPED", model), row.Y(model)
     rows.count += 1.0
-    slope(model)  # an input may have got its scale since the answer
+    multiply(slopes, row.Z(model), sloped)  # an input may have got its scale since the answer
     for k in range(y.size):
         value[k] += (y[k] - sloped[k] - value[k]) / rows.count
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from sepsa.compiled.kernels import called, kernel
+from sepsa.compiled.linear_algebra import multiply
 from sepsa.learner.arithmetic.head import rank_one
 from sepsa.learner.experts.frame import Expert, given, row
 from sepsa.learner.memory.parts import Part, work
@@ -43,11 +44,7 @@ def softmax(out):
 @called
 def probabilities(W, phi, out):
     """out (m,) = softmax(Wφ)."""
-    for k in range(out.size):
-        row, logit = W[k], 0.0
-        for j in range(phi.size):
-            logit += row[j] * phi[j]
-        out[k] = logit
+    multiply(W, phi, out)
     softmax(out)
 
 

@@ -11,8 +11,9 @@ import math
 import numpy as np
 
 from sepsa.compiled.kernels import called, inlined, kernel
+from sepsa.compiled.linear_algebra import multiply
 from sepsa.learner.arithmetic.body import adam_step, backward, forward
-from sepsa.learner.arithmetic.head import answer, learn_row, leverage
+from sepsa.learner.arithmetic.head import learn_row, leverage
 from sepsa.learner.arithmetic.robust import (
     FAR,
     FOLLOW_WEIGHT,
@@ -28,10 +29,9 @@ from sepsa.learner.arithmetic.robust import (
 from sepsa.learner.arithmetic.weigh import weigh
 from sepsa.learner.experts.frame import Expert, given, size
 from sepsa.learner.experts.network_parts import HIDDEN, heads, parts
-from sepsa.restoration import due, restored
+from sepsa.restoration import due
 
-# How many coordinates get their ridge back, as in every head, and the ridge that one gets.
-coordinates_due, whole_ridge = inlined(due), inlined(restored)
+coordinates_due = inlined(due)  # how many coordinates get their ridge back, as in every head
 
 # ---------------------------------------------------------------------- answers
 
@@ -59,15 +59,14 @@ def pass_forward(model, i):
 def ask_heads(model, i):
     """Predict row i of the batch by the mixture of the heads; returns whether all is finite."""
     pass_forward(model, i)
-    phi, out, answers = parts.PHI(model)[i], given.OUT(model)[i], parts.HEADS(model)[i]
+    phi, out, answers, weights = parts.PHI(model)[i], given.OUT(model)[i], parts.HEADS(model)[i], parts.WEIGHTS(model)
     for h in range(size.heads(model)):
-        answer(heads.W(model, h), seen_by(model, phi, h), answers[h])
+        multiply(heads.W(model, h), seen_by(model, phi, h), answers[h])
     for k in range(out.size):
         out[k] = 0.0
     for h in range(size.heads(model)):
-        weight = heads.NUMBERS(model, h).weight
         for k in range(out.size):
-            out[k] += weight * answers[h, k]
+            out[k] += weights[h] * answers[h, k]
     magnitude = 0.0
     for j in range(size.features(model)):
         magnitude += phi[j] * phi[j]
@@ -159,7 +158,7 @@ def score_heads(model, rows):
     losses, weights = parts.views("LOSSES WEIGHTS", model)
     counts.evidence *= options.discount
     for h in range(count):
-        heads.NUMBERS(model, h).loss *= options.discount
+        losses[h] *= options.discount
     for i in range(rows):
         share = omega[i] / counts.weight if counts.weight > 0.0 else 1.0
         counts.evidence += share
@@ -170,12 +169,8 @@ def score_heads(model, rows):
                 if robust:
                     off = min(off, FAR * plausible_error(error, k), HUGE)
                 loss += gain[k] * off * off
-            heads.NUMBERS(model, h).loss += share * loss
-    for h in range(count):
-        losses[h] = heads.NUMBERS(model, h).loss
+            losses[h] += share * loss
     best = weigh(losses, 0.5 * options.power * counts.evidence, 1e-300, 0.0, weights)
-    for h in range(count):
-        heads.NUMBERS(model, h).weight = weights[h]
     if best != counts.best:
         counts.best, counts.since = best, counts.steps
 
@@ -189,7 +184,7 @@ def target(model, i, k):
 
 @inlined
 def absorb(model, h, rows, rescaled):
-    """Let head h learn the batch; returns φᵀBφ of the last row, and leaves the new outputs of a single row."""
+    """Let head h learn the batch; returns φᵀBφ of the last row."""
     W, U, D, energy = heads.views("W U D ENERGY", model, h)
     e, b, answers, omegas, phis, error = parts.views("E B HEADS OMEGA PHI ERROR", model)
     leverage, robust = 0.0, size.robust(model)
@@ -197,7 +192,7 @@ def absorb(model, h, rows, rescaled):
         if omegas[i] > 0.0:
             seen = seen_by(model, phis[i], h)
             if i or rescaled:
-                answer(W, seen, e)
+                multiply(W, seen, e)
             else:  # the head has not changed since the prediction
                 for k in range(e.size):
                     e[k] = answers[0, h, k]
@@ -207,9 +202,6 @@ def absorb(model, h, rows, rescaled):
             if omega > 0.0:
                 alpha = learn_row(U, D, W, energy, seen, np.int64(0), e, omega, b[: D.size])
                 leverage = (alpha - 1.0) / omega
-                if rows == 1:  # the head's output after the update, whose error is e/α
-                    for k in range(e.size):
-                        answers[0, h, k] += e[k] - e[k] / alpha
     return leverage
 
 
@@ -220,21 +212,20 @@ def restore_ridge(model, h, count):
     (unit, e, b), p = parts.views("UNIT E B", model), D.size
     for _ in range(count):
         j = numbers.cursor
-        full = whole_ridge(numbers.ridge, ridge_left[j])
-        r = max(0.0, full - ridge_left[j])
+        r = max(0.0, numbers.ridge - ridge_left[j])
         if r > 0.0:
             unit[j] = 1.0
             for k in range(e.size):
                 e[k] = prior[k, j] - W[k, j]
             learn_row(U, D, W, energy, unit[:p], j, e, r, b[:p])
             unit[j] = 0.0
-        ridge_left[j] = full
+        ridge_left[j] = numbers.ridge
         numbers.cursor = j + 1 if j + 1 < p else 0
 
 
 @inlined
 def learn_head(model, h, rows, total, rescaled):
-    """Let head h forget, learn the batch and restore its ridge; returns φᵀBφ, and whether a ridge was restored."""
+    """Let head h forget, learn the batch and restore its ridge; returns φᵀBφ of the last row."""
     numbers, energy, D, ridge_left = heads.views("NUMBERS ENERGY D RIDGE", model, h)
     counts, lam, p = parts.COUNTS(model), numbers.forgetting, heads.p(model, h)
     if lam < 1.0:
@@ -249,23 +240,22 @@ def learn_head(model, h, rows, total, rescaled):
     # Of several heads each restores a coordinate only as often as it must, so that none loses more than half its ridge.
     count = coordinates_due(p, lam, 0 if size.heads(model) == 1 else counts.steps, 0)
     restore_ridge(model, h, count)
-    return leverage, count > 0
+    return leverage
 
 
 @inlined
-def pull_of_heads(model, i, rows, trust, share, known, delta):
+def pull_of_heads(model, i, rows, trust, share, delta):
     """delta: the derivative of the loss of row i by the last layer, over the heads that see it."""
-    y, (answers, gain, error) = given.Y(model), parts.views("HEADS GAIN ERROR", model)
+    y, (answers, gain, error, weights) = given.Y(model), parts.views("HEADS GAIN ERROR WEIGHTS", model)
     hidden, m, robust = size.hidden(model), size.outputs(model), size.robust(model)
     for j in range(hidden):
         delta[j] = 0.0
     for h in range(size.heads(model)):
-        units, part = heads.units(model, h), heads.NUMBERS(model, h).weight / share if share > 0.0 else 1.0
+        units, part = heads.units(model, h), weights[h] / share if share > 0.0 else 1.0
         if units == 0 or part < 0.01:  # which would teach the body nothing
             continue
         W = heads.W(model, h)
-        if not known:
-            answer(W, seen_by(model, parts.PHI(model)[i], h), answers[0, h])
+        multiply(W, seen_by(model, parts.PHI(model)[i], h), answers[0, h])
         for k in range(m):
             off = answers[0, h, k] - y[i, k]
             if robust:
@@ -278,22 +268,22 @@ def pull_of_heads(model, i, rows, trust, share, known, delta):
 
 
 @called
-def learn_body(model, rows, known):
-    """One step of the body's optimizer on the batch; `known` says that the heads' new outputs are in the workspace."""
+def learn_body(model, rows):
+    """One step of the body's optimizer on the batch."""
     theta, gradient = parts.THETA(model), parts.GRADIENT(model)
     delta, omegas = parts.DELTA(model), parts.OMEGA(model)
     e, error, out = parts.E(model), parts.ERROR(model), given.OUT(model)
     share = 0.0
     for h in range(size.heads(model)):
         if heads.units(model, h) > 0:
-            share += heads.NUMBERS(model, h).weight
+            share += parts.WEIGHTS(model)[h]
     for i in range(rows):
         trust = omegas[i]
         if size.robust(model):
             for k in range(e.size):
                 e[k] = target(model, i, k) - out[i, k]
             trust *= huber_weight(e, error)
-        pull_of_heads(model, i, rows, trust, share, known, delta)
+        pull_of_heads(model, i, rows, trust, share, delta)
         units, slopes = parts.UNITS(model)[i], parts.SLOPES(model)[i]
         backward(theta, given.WIDTHS(model), units, slopes, delta, gradient, i == 0)
     first, second = parts.FIRST(model), parts.SECOND(model)
@@ -343,26 +333,23 @@ def learn_batch(model, rows):
     if count > 1:
         score_heads(model, rows)
     leverage = 0.0
-    known = rows == 1 and not rescaled
     for h in range(count):
-        own, restored = learn_head(model, h, rows, total, rescaled)
+        own = learn_head(model, h, rows, total, rescaled)
         leverage = own if h == counts.best else leverage
-        known = known and not restored
     if size.parameters(model) > 0:
-        learn_body(model, rows, known)
+        learn_body(model, rows)
     if size.robust(model):
         follow_rows(model, rows, leverage)
         rescale_changed_inputs(model)
     return 0
 
 
-@kernel
+@called
 def write_leverage(model, i):
     """Write φᵀBφ of the leading head for row i, after its answer."""
     best = parts.COUNTS(model).best
     seen = seen_by(model, parts.PHI(model)[i], best)
     given.LEVERAGE(model)[i] = leverage(heads.U(model, best), heads.D(model, best), seen)
-    return 0
 
 
 # Its kernels get the number of a row of the batch, and of the rows of the batch, instead of an expert's place.

@@ -73,14 +73,14 @@ parts = Group(
     Part("RANGE", float, ("outputs", 2), start=lambda sizes: (1.0, 0.0)),  # low above high: no target yet
     Part("CALIBRATION", float, (TEMPERATURES,)),
     Part("COUNTS", COUNTS),
+    Part("LOSSES", float, ("heads",)),  # the discounted ones of the heads,
+    Part("WEIGHTS", float, ("heads",), start=lambda sizes: 1 / sizes["heads"]),  # and their weights in the mixture
     work("UNIT", float, ("features",)),  # zero before and after a call
     work("B", float, ("features",)),
     work("E", float, ("outputs",)),
     work("P", float, ("outputs",)),
     work("PHI", float, ("batch", "stride")),
     work("HEADS", float, ("batch", "heads", "outputs")),  # the outputs of each head
-    work("LOSSES", float, ("heads",)),
-    work("WEIGHTS", float, ("heads",)),
     work("OMEGA", float, ("batch",)),
     work("SHARE", float, ("batch",)),  # of a typical row in what the experts learn
     work("WIDEN", float, ("batch",)),  # √(1 + c φᵀBφ), by which an error is divided for intervals
@@ -94,8 +94,6 @@ NUMBERS = Record(
     ridge=Field(float, unit=("rows", 1)),
     cursor=Field(int, bounds=(0, "p - 1")),  # the coordinate whose ridge is restored next
     samples=Field(float, unit=("rows", 1)),  # effective ones
-    loss=float,  # the discounted one
-    weight=float,  # in the mixture of heads
 )
 heads = Group(
     given,

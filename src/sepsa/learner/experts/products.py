@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from sepsa.compiled.kernels import called, kernel
+from sepsa.compiled.linear_algebra import multiply
 from sepsa.learner.arithmetic.head import rank_one
 from sepsa.learner.experts import trees
 from sepsa.learner.experts.frame import Expert, given, row
@@ -111,32 +112,31 @@ def choose(model):
 
 
 @called
-def tell(weights, phi):
-    total = 0.0
-    for j in range(phi.size):
-        total += weights[j] * phi[j]
-    return min(max(total, -FARTHEST), FARTHEST)
+def tell(model, e):
+    """Fill the answer for the row."""
+    (pairs, W, phi), out = parts.views("PAIRS W PHI", model), row.ANSWERS(model)[e]
+    expand(row.Z(model), pairs, phi)
+    multiply(W, phi, out)
+    for k in range(out.size):
+        out[k] = min(max(out[k], -FARTHEST), FARTHEST)
 
 
 @kernel
 def answer(model, e):
-    W, phi, out = parts.W(model), parts.PHI(model), row.ANSWERS(model)[e]
-    expand(row.Z(model), parts.PAIRS(model), phi)
-    for k in range(out.size):
-        out[k] = tell(W[k], phi)
+    tell(model, e)
     return 0
 
 
 @kernel
 def learn(model, e):
-    y, trust = row.Y(model), row.FACTS(model).trust
-    U, D, W, phi, b, pairs = parts.views("U D W PHI B PAIRS", model)
+    y, out, trust = row.Y(model), row.ANSWERS(model)[e], row.FACTS(model).trust
+    U, D, W, phi, b = parts.views("U D W PHI B", model)
     if trees.parts.STORED(model).ever % 64 == 0:
         choose(model)
-    expand(row.Z(model), pairs, phi)  # an input may be another one, or have got its scale since the answer
+    tell(model, e)  # an input may be another one, or have got its scale since the answer
     g = rank_one(U, D, phi, 0, trust, b)
     for k in range(y.size):
-        weights, step = W[k], trust * (y[k] - tell(W[k], phi)) / g
+        weights, step = W[k], trust * (y[k] - out[k]) / g
         for j in range(phi.size):
             weights[j] += step * b[j]
     return 0

@@ -6,9 +6,8 @@ minimize Σ_t λ^(n-t) |y_t - prediction_t|² + `RIDGE` |w|²: before any row th
 
 from __future__ import annotations
 
-import math
-
 from sepsa.compiled.kernels import called
+from sepsa.compiled.linear_algebra import backward_row, cholesky, copy, copy_rows, forward_row
 
 STACK_FORGETTING = 0.999
 RIDGE = 5.0
@@ -38,28 +37,15 @@ def remember(gram, moment, answers, y, omega):
 
 
 @called
-def solve(gram, moment, factor, w):
+def solve(gram, moment, factor, inverse, w):
     """w (J,) = (gram + RIDGE·1)⁻¹ moment by Cholesky's factor; `gram` is given by its lower triangle."""
-    J = moment.size
-    for i in range(J):
-        for j in range(i + 1):
-            t = gram[i, j]
-            for k in range(j):
-                t -= factor[i, k] * factor[j, k]
-            if i == j:
-                factor[i, i] = math.sqrt(max(t + RIDGE, 1e-9))
-            else:
-                factor[i, j] = t / factor[j, j]
-    for i in range(J):
-        t = moment[i]
-        for k in range(i):
-            t -= factor[i, k] * w[k]
-        w[i] = t / factor[i, i]
-    for i in range(J - 1, -1, -1):
-        t = w[i]
-        for k in range(i + 1, J):
-            t -= factor[k, i] * w[k]
-        w[i] = t / factor[i, i]
+    copy_rows(gram, factor)
+    for i in range(w.size):
+        factor[i, i] += RIDGE
+    if cholesky(factor, inverse):
+        copy(moment, w)
+        forward_row(factor, w)
+        backward_row(factor, w)
 
 
 def strength(evidence: float) -> float:

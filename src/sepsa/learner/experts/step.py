@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from sepsa.compiled.kernels import Function, call, called, inlined, kernel
+from sepsa.compiled.kernels import call, called, inlined, kernel
 from sepsa.learner.arithmetic.robust import FAR, calibrate, first_scale, follow_errors, largest, plausible_error
 from sepsa.learner.arithmetic.weigh import weigh
 from sepsa.learner.experts import network
@@ -44,7 +44,8 @@ parts = Group(
     Part("WEIGHT", float, ("candidates",), start=lambda sizes: np.arange(sizes["candidates"]) == 0),
     work("ASKED", Record(row=int)),  # the row before which the answers were given
     work("ASKED_X", float, ("inputs",)),
-    work("FACTOR", float, ("experts", "experts")),
+    work("FACTOR", float, ("stacked", "stacked")),
+    work("INVERSE", float, ("stacked",)),
 )
 ANSWER, LEARN = range(2)  # in `CALLS`
 strength_of = inlined(strength)
@@ -158,7 +159,7 @@ def score(model):
         counts.best, counts.since = best, counts.rows
     remember(gram, moment, answers, y, share)
     if counts.rows <= 256 or counts.rows % 4 == 0:  # later the weights of the stack change little in a row
-        solve(gram, moment, parts.FACTOR(model), parts.STACK(model))
+        solve(gram, moment, *parts.views("FACTOR INVERSE STACK", model))
 
 
 @inlined
@@ -179,31 +180,28 @@ def advance(model, rows):
     model[WEIGHT_AT] += 8 * rows
 
 
-@kernel
+@called
 def answer_row(model, i):
     """Replace the network's prediction of row i, in out, by that of all experts."""
     ask_all(model, i)
     mix(model, i)
-    return 0
 
 
-@kernel
+@called
 def learn_row(model, i):
     """Let the experts other than the network learn row i, after `answer_row`."""
     bound(model, i)
     score(model)
     teach_all(model)
-    return 0
 
 
-@kernel
+@called
 def calibrate_row(model, i):
     """Add row i to the losses by which scores become probabilities."""
     weight = given.WEIGHT(model)[i]
     if weight > 0.0:
         losses, p, discount = of_network.CALIBRATION(model), of_network.P(model), given.OPTIONS(model).calibration
         calibrate(losses, given.OUT(model)[i], largest(given.Y(model)[i]), weight, discount, p)
-    return 0
 
 
 @kernel
@@ -213,7 +211,7 @@ def learn(model, n):
     Returns how many rows were learned: fewer than n where the network's prediction is not finite, and there nothing of
     the batch changes.
     """
-    at, calls, own, several = 0, given.CALLS(model), given.OWN_CALLS(model), size.experts(model) > 1
+    at, calls, several = 0, given.CALLS(model), size.experts(model) > 1
     while at < n:
         rows, total, weights = min(size.batch(model), n - at), 0.0, given.WEIGHT(model)
         for i in range(rows):
@@ -224,11 +222,11 @@ def learn(model, n):
             call(calls[0, LEARN], model, rows)
         for i in range(rows):
             if several:
-                call(own.answer, model, i)
+                answer_row(model, i)
             if total > 0.0 and size.classes(model):
-                call(own.calibrate, model, i)
+                calibrate_row(model, i)
             if several and weights[i] > 0.0:
-                call(own.learn, model, i)
+                learn_row(model, i)
         advance(model, rows)
         at += rows
     return n
@@ -237,21 +235,13 @@ def learn(model, n):
 @kernel
 def predict(model, n):
     """Predict n rows; where the address for leverages is not 0, they are filled."""
-    calls, own, several = given.CALLS(model), given.OWN_CALLS(model), size.experts(model) > 1
+    calls, several = given.CALLS(model), size.experts(model) > 1
     for _ in range(n):
         call(calls[0, ANSWER], model, 0)
         if model[LEVERAGE_AT] != 0:
-            call(own.leverage, model, 0)
+            network.write_leverage(model, 0)
             model[LEVERAGE_AT] += 8
         if several:
-            call(own.answer, model, 0)
+            answer_row(model, 0)
         advance(model, 1)
     return n
-
-
-OWN: dict[str, Function] = {
-    "leverage": network.write_leverage,
-    "calibrate": calibrate_row,
-    "answer": answer_row,
-    "learn": learn_row,
-}

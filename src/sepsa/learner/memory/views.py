@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from sepsa.compiled.kernels import Function, array_at, generated, inlined, words
+from sepsa.compiled.kernels import Function, array_at, generated, inlined
 from sepsa.learner.memory.parts import Part, Record, Rule, Sizes
 
 EMPTY: Mapping[str, Any] = {}
 ADDRESSES = ("workspace", "state", "layout")
-LAYOUT = f"words(model[{ADDRESSES.index('layout')}])"
+LAYOUT = f"array_at(model[{ADDRESSES.index('layout')}], (1048576,), integers)"  # whatever its length is
 
 
 class Frame(ModuleType):
@@ -38,7 +38,7 @@ class Frame(ModuleType):
         self.sizes, self.given = sizes, given
         self.slots = (*ADDRESSES, *(part.name for part in given))
         self.groups: dict[str, Group] = {}
-        self.globals: dict[str, Any] = {"array_at": array_at, "words": words}
+        self.globals: dict[str, Any] = {"array_at": array_at, "integers": np.dtype(np.int64)}
         self.size = ModuleType("sizes")
         self.add_sizes(sizes)
         for part in given:
