@@ -2,7 +2,8 @@
 
 Forgetting scales the whole curvature by λ in each update, the ridge included. An update therefore restores the full
 ridge of the next few coordinates, in rotation. So many coordinates are restored per update that none ever falls below
-half of its ridge. It learns what a coordinate lacks as a row, and never a negative one. Kernels compile these functions too; `heads.backends.triton.ridge` has them for Triton.
+half of its ridge. An update learns what a coordinate lacks as a row, and never a negative one. Kernels compile these
+functions too; `heads.run.triton.tiles` has them for Triton.
 """
 
 from __future__ import annotations
@@ -30,4 +31,3 @@ def due(p: int, forgetting: float, step: int = 0, at_least: int = 0) -> int:
 def next_cursor(cursor: Any, count: Any, p: int) -> Any:
     """The coordinate `count` after `cursor`, of p in rotation; numbers or tensors."""
     return (cursor + count) % p
-

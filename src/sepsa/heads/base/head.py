@@ -26,6 +26,8 @@ class OwnsHead(ABC):
     _not_copied: ClassVar[tuple[str, ...]] = ()  # attributes that copies and pickles have as the class has them
 
     def __getstate__(self) -> dict[str, Any]:
+        if self.linear is not None:
+            self._located()
         return {name: value for name, value in vars(self).items() if name not in self._not_copied}
 
     @abstractmethod

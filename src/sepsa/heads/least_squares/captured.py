@@ -22,10 +22,10 @@ from sepsa.heads.least_squares.math import (
     whiten,
 )
 from sepsa.heads.run.capture import CapturedHead
-from sepsa.heads.run.choose import Counters, HoldsState, Problem
+from sepsa.heads.run.choose import Counters, Problem
 
 
-class CapturedState(CapturedHead, HoldsState):
+class CapturedState(CapturedHead):
     """The tensors that a recording writes to. Symbols as in `least_squares`; H is the identity."""
 
     name, solver = "captured", "least squares"
@@ -57,6 +57,11 @@ class CapturedState(CapturedHead, HoldsState):
         for name in ("T", "W", "energy", "ridge_left"):
             getattr(self, name).copy_(getattr(state, name))
         self.tally.copy_(torch.as_tensor(counters[[STEPS, SAMPLES, CURSOR]]))
+
+    def penalize(self, prior: Tensor, ridge: Tensor) -> None:
+        """Restore these ridges (p,) about this prior (m, p) from now on, in place: recordings know both."""
+        self.prior.copy_(prior)
+        self.ridge.copy_(ridge)
 
     def forget(self, lam: float) -> tuple[Hashable, ...]:
         """Set the forgetting of later updates. Returns what a recording of them depends on."""

@@ -85,19 +85,18 @@ class CompiledBackend(TorchBackend):
         self.parts.prior.copy_(prior)
         self.parts.ridge.copy_(ridge)
 
-    def learn(
-        self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float, plain: bool = False
-    ) -> bool:
+    def learn(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float) -> bool:
         """Learn samples in one compiled call; those too large for its products by torch."""
         n = features.numel() // self.k
         if n > self._room[0]:
             buffer = self.state.T.new_empty(2 * n * (self.outputs + len(self.state.T)))  # for Φ and Y, F and E
             self._room = n, buffer, buffer.data_ptr()
-        if plain or (sample_weight is None and self.is_plain(features, targets)):
+        if sample_weight is None and features.dtype is targets.dtype is self.dtype:
             x, y, columns, single, total = features, targets, self.k, self.single, float(n)
         else:
-            Phi, Y, total = samples(self.linear, features, targets, sample_weight, torch.float64)
-            x, y, columns, single = as_plain(Phi, Phi.dtype), as_plain(Y, Phi.dtype), Phi.shape[1], False
+            x, y, total = samples(self.linear, features, targets, sample_weight, torch.float64)
+            columns, single = x.shape[1], False
+        x, y = as_plain(x, x.dtype), as_plain(y, x.dtype)
         rows = self._room[2], x.data_ptr(), y.data_ptr()
         PACK(self._call, 0, *self._addresses, *rows, *self._sizes, columns, single, total, forgetting)
         increment_version(self.version)  # the kernel writes where autograd does not see it
@@ -105,23 +104,6 @@ class CompiledBackend(TorchBackend):
         if outcome == TOO_LARGE:
             return super().learn(features, targets, sample_weight, forgetting)
         return bool(outcome == LEARNED)
-
-    def is_plain(self, features: Tensor, targets: Tensor) -> bool:
-        """Whether samples are as `check_rows` wants them, and their numbers follow each other in the head's dtype."""
-        return (
-            type(features) is type(targets) is Tensor
-            and features.dtype is targets.dtype is self.dtype
-            and features.is_cpu
-            and targets.is_cpu
-            and features.layout is targets.layout is torch.strided
-            and not (features.is_nested or targets.is_nested)
-            and (shape := features.shape)[-1:] == (self.k,)
-            and 0 not in shape
-            and targets.shape == (*shape[:-1], self.outputs)
-            and features.is_contiguous()
-            and targets.is_contiguous()
-            and not (features.is_neg() or targets.is_neg() or torch.is_inference_mode_enabled())
-        )
 
     def checkpoint(self) -> Snapshot:
         """The state, its counters and the head as they are now."""

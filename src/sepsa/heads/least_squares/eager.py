@@ -11,10 +11,10 @@ from torch import Tensor
 from sepsa.heads.base.parameters import commit, follow, join, samples, store
 from sepsa.heads.least_squares import math as least_squares
 from sepsa.heads.least_squares.math import PENDING, LeastSquaresState
-from sepsa.heads.run.choose import Backend, Counters, Problem
+from sepsa.heads.run.choose import Counters, Problem
 
 
-class TorchBackend(Backend):
+class TorchBackend:
     """The state of a head as tensors, which each update replaces by new ones."""
 
     name = "torch"
@@ -25,18 +25,21 @@ class TorchBackend(Backend):
         self.state, self.counters = state, counters
 
     def read(self) -> tuple[LeastSquaresState, Counters]:
-        """The state and its counters."""
+        """The state and its counters. The tensors may be those that the next `learn` writes to."""
         state = self.state if self.counters[PENDING] else self.state._replace(H=None)
         return state, self.counters
 
     def load(self, state: LeastSquaresState, counters: Counters) -> None:
-        """Continue from this state."""
+        """Continue from this state. Nothing is allocated that could fail where memory is fixed."""
         self.state, self.counters = state, counters
 
-    def learn(
-        self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float, plain: bool = False
-    ) -> bool:
-        """Learn samples, as `Backend.learn` says."""
+    def penalize(self, prior: Tensor, ridge: Tensor) -> None:
+        """Restore these ridges (p,) about this prior (m, p) from now on, in place: recordings know both."""
+        self.prior.copy_(prior)
+        self.ridge.copy_(ridge)
+
+    def learn(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float) -> bool:
+        """Learn samples completely; False where a value is not finite."""
         rows = samples(self.linear, features, targets, sample_weight, self.prior.dtype)
         return self.learn_rows(*rows, forgetting)
 

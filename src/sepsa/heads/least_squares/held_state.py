@@ -7,15 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from sepsa.heads.base.checks import own_parameters
-from sepsa.heads.base.parameters import follow
+from sepsa.heads.base.parameters import follow, place_of
 from sepsa.heads.least_squares.captured import CapturedState
 from sepsa.heads.least_squares.eager import TorchBackend
 from sepsa.heads.least_squares.math import PENDING, STEPS, LeastSquaresState
 from sepsa.heads.run import choose
-from sepsa.heads.run.choose import Backend, Counters, Problem, UpdateSize
-
-_SIZES = 64  # numbers of rows for which the choice of a backend is remembered
+from sepsa.heads.run.choose import Counters, Problem, UpdateSize
 
 
 class HeldState:
@@ -31,43 +28,40 @@ class HeldState:
         self.problem = problem
         self.captured: CapturedState | None = None
         self.backend: Any = TorchBackend(problem, state, counters)
-        self.place: tuple[Any, ...] = ()  # where the head lay when the backend was chosen
-        self._chosen: dict[int, str] = {}  # the backends of updates by their number of rows
+        self.place: tuple[Any, ...] = ()  # where the head lay when the backend was chosen,
+        self.rows = 0  # and for how many rows
 
     def lies(self) -> tuple[Any, ...]:
         """The addresses of the head's parameters, and the backend that is forced, by which one was chosen."""
-        weight, bias = own_parameters(self.problem.linear)
-        return weight.data_ptr(), None if bias is None else bias.data_ptr(), choose.forced.get()
+        return *place_of(self.problem.linear), choose.forced.get()
 
-    def backend_for(self, rows: int) -> Backend | None:
-        """The present backend, if it is that of updates of this many rows of a head that lies where it does."""
-        fits = self.lies() == self.place and self._chosen.get(rows) == self.backend.name
-        return self.backend if fits else None
+    def backend_for(self, rows: int) -> TorchBackend | None:
+        """The present backend, if it was chosen for updates of this many rows of a head that lies where it does."""
+        return self.backend if rows == self.rows and self.lies() == self.place else None
 
     def row(self, rows: int) -> choose.BackendRow:
         """The backend of an update of this many rows, in the table."""
         return choose.choose("least squares", UpdateSize.of(self.problem.linear, self.problem.prior, rows))
 
-    def change_backend(self, rows: int, state: LeastSquaresState, counters: Counters) -> Backend:
+    def change_backend(self, rows: int, state: LeastSquaresState, counters: Counters) -> TorchBackend:
         """Let the backend of an update of this many rows continue from this state."""
-        place = self.lies()
-        moved = place != self.place  # another device, dtype or memory of the head
-        chosen = self.row(rows)
-        if moved or self.backend.name != chosen.backend:
+        place, chosen = self.lies(), self.row(rows)
+        if place != self.place or self.backend.name != chosen.backend:  # in other memory, or of another size
             self.backend = chosen.load()(self.problem, state, counters)
-        known = {} if moved or len(self._chosen) >= _SIZES else self._chosen
-        self._chosen = known | {rows: self.backend.name}
-        self.place = place  # last: an interrupt before lets the next update begin again
-        backend: Backend = self.backend
+        self.rows, self.place = rows, place  # last: an interrupt before lets the next update begin again
+        backend: TorchBackend = self.backend
         return backend
 
-    def eager(self) -> Backend:
+    def eager(self) -> TorchBackend:
         """A backend that learns outside of a graph, with the state as it is."""
         if self.captured is not None and self.backend is self.captured:
             state, counters = self.captured.read()
             self.backend, self.place = TorchBackend(self.problem, state.copy(), counters), ()
-        backend: Backend = self.backend
+        backend: TorchBackend = self.backend
         return backend
+
+    def __reduce__(self) -> Any:
+        return HeldState, (self.problem, *self.backend.read())
 
     def prepare_capture(self, state: LeastSquaresState, counters: Counters, forgetting: float) -> tuple[Hashable, ...]:
         """Copy the state to the memory that captured updates write, unless it is there. Returns what a recording of

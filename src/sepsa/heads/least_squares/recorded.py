@@ -58,9 +58,7 @@ class GraphBackend(TorchBackend):
         self.counters[:] = counters
         self.cursor.fill_(int(counters[CURSOR]))
 
-    def learn(
-        self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float, plain: bool = False
-    ) -> bool:
+    def learn(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float) -> bool:
         """Learn samples by a recording where there is one."""
         k, state = self.linear.in_features, self.state
         n, recording = features.numel() // k, None

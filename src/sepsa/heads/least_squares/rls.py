@@ -30,13 +30,14 @@ from sepsa.heads.base.parameters import (
 from sepsa.heads.least_squares import delta, evidence
 from sepsa.heads.least_squares import math as least_squares
 from sepsa.heads.least_squares.delta import Delta
+from sepsa.heads.least_squares.eager import TorchBackend
 from sepsa.heads.least_squares.evidence import Choice
 from sepsa.heads.least_squares.held_state import HeldState, without_pending
 from sepsa.heads.least_squares.math import MEAN, SAMPLES, STEPS, LeastSquaresState, mse_loss
 from sepsa.heads.least_squares.posterior import scaled
 from sepsa.heads.least_squares.state import RLSSettings, read_root, write_root
 from sepsa.heads.protocols import Posterior
-from sepsa.heads.run.choose import Backend, Counters, Problem
+from sepsa.heads.run.choose import Counters, Problem
 from sepsa.validation import in_range
 
 
@@ -98,7 +99,6 @@ class RLS(OwnsHead):
     """
 
     forgets = True  # in the next update; see `sepsa.heads.Forgets`
-    _not_copied = ("_held",)
     _held: HeldState
     _initial: Tensor  # (m, p): the head at `bind`
     _choice: Choice  # the ridge and the prior in use
@@ -160,7 +160,7 @@ class RLS(OwnsHead):
             self._held = HeldState(self._problem_for(held.problem.linear, self._choice), state, counters)
         return state, counters
 
-    def _change_backend(self, rows: int) -> Backend:
+    def _change_backend(self, rows: int) -> TorchBackend:
         """The backend of an update of this many rows, which continues from the state of the one before."""
         state, counters = self._read()
         return self._held.change_backend(rows, state, counters)
@@ -179,18 +179,6 @@ class RLS(OwnsHead):
             store(linear, head)
 
         commit(write)
-
-    def __getstate__(self) -> dict[str, Any]:
-        if self.linear is None:
-            return super().__getstate__()
-        state, counters = self._read()
-        return super().__getstate__() | {"_saved": (self._held.problem, state, counters)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        saved = state.pop("_saved", None)
-        vars(self).update(state)
-        if saved is not None:
-            self._held = HeldState(*saved)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the settings, without the head's weights, which are in the `nn.Linear`."""
@@ -387,20 +375,17 @@ class RLS(OwnsHead):
             ValueError: A shape is wrong; nothing was learned.
         """
         linear = self.linear or head_of(self)  # an error
-        last = self._held.backend
-        plain = sample_weight is None and last.is_plain(features, targets)
-        if not plain:
-            check_rows(linear, features, targets, sample_weight)
+        check_rows(linear, features, targets, sample_weight)
         rows = features.numel() // linear.in_features
         backend = self._held.backend_for(rows) or self._change_backend(rows)
         lam = self.forgetting if self.forgets else 1.0
-        given = features, targets, sample_weight, lam, plain and backend is last
+        given = features, targets, sample_weight, lam
         if not (self._learn_and_choose(backend, given) if self.ridge == "evidence" else backend.learn(*given)):
             raise explain_nonfinite(features, targets, linear)
 
-    def _learn_and_choose(self, backend: Backend, given: tuple[Tensor, Tensor, Tensor | None, float, bool]) -> bool:
+    def _learn_and_choose(self, backend: TorchBackend, given: tuple[Tensor, Tensor, Tensor | None, float]) -> bool:
         """Learn samples, and choose the ridge where that is due, together. False: a value is not finite."""
-        features, _, sample_weight, lam, _ = given
+        features, _, sample_weight, lam = given
         steps, known, unit = int(backend.counters[STEPS]), float(backend.counters[SAMPLES]), self._choice.unit
         starts, weighs = self._may_start(steps), sample_weight is not None or unit != 1.0
         if not (starts or weighs or evidence.due(steps, steps + 1, lam)):

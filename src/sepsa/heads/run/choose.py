@@ -17,7 +17,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -30,50 +30,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Counters: TypeAlias = "NDArray[np.float64]"
-
-
-class HoldsState(Protocol):
-    """The state of an `RLS` head, where an update finds it."""
-
-    name: str
-    counters: Counters  # of the state, at positions that `least_squares` names
-    prior: Tensor  # (m, p)
-    ridge: Tensor  # (p,)
-
-    def is_plain(self, features: Tensor, targets: Tensor) -> bool:
-        """Whether `learn` takes these samples, without weights, as they are, so that nobody needs to check them."""
-        return False
-
-    def read(self) -> tuple[LeastSquaresState, Counters]:
-        """The state and its counters. The tensors may be those that the next `learn` writes to."""
-        ...
-
-    def load(self, state: LeastSquaresState, counters: Counters) -> None:
-        """Continue from this state. Nothing is allocated that could fail where memory is fixed."""
-        ...
-
-    def penalize(self, prior: Tensor, ridge: Tensor) -> None:
-        """Restore these ridges (p,) about this prior (m, p) from now on, in place: recordings know both."""
-        self.prior.copy_(prior)
-        self.ridge.copy_(ridge)
-
-
-class Backend(HoldsState, Protocol):
-    """One way to compute the updates of an `RLS` head. It holds the state and writes the head's weights."""
-
-    def learn(
-        self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float, plain: bool = False
-    ) -> bool:
-        """Learn samples completely; False where a value is not finite. `plain`: `is_plain` has said so."""
-        ...
-
-    def checkpoint(self) -> Any:
-        """What `undo` needs to undo the next updates."""
-        ...
-
-    def undo(self, checkpoint: Any) -> None:
-        """Restore the state and the head's weights as they were at `checkpoint`."""
-        ...
 
 
 class Problem(NamedTuple):
@@ -195,11 +151,13 @@ def records(state: LeastSquaresState, rows: int, forgetting: float) -> bool:
 
 def choose(solver: str, case: UpdateSize) -> BackendRow:
     """The row of the table for `solver`, such as "least squares", that computes this case."""
-    rows, asked = TABLE[solver], forced.get()
-    for row in rows:
-        if row.backend == asked and row.able(case):
-            return row
-    return next(row for row in rows if row.able(case) and row.faster(case))
+    return _chosen(solver, case, forced.get())
+
+
+@functools.lru_cache(256)
+def _chosen(solver: str, case: UpdateSize, asked: str | None) -> BackendRow:
+    able = [row for row in TABLE[solver] if row.able(case)]
+    return next((row for row in able if row.backend == asked), None) or next(row for row in able if row.faster(case))
 
 
 @contextlib.contextmanager
