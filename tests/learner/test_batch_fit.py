@@ -170,7 +170,7 @@ def test_experts_are_weighted_by_rows_that_they_have_not_learned():
     assert evidence == 400
     # The kernels of a stream, with all rows learned and nothing forgotten, find the same.
     weights, factor = np.empty(2), np.zeros((2, 2))
-    stack.solve(parts["GRAM"], parts["MOMENT"], factor, weights)
+    stack.solve(parts["GRAM"], parts["MOMENT"], factor, np.zeros(2), weights)
     np.testing.assert_allclose(weights, parts["STACK"], rtol=1e-9)
     shares = candidate_weights(parts["LOSS"], stack.strength(evidence), stack.FLOOR, stack.PRIOR)
     np.testing.assert_allclose(shares, parts["WEIGHT"], rtol=1e-9, atol=1e-300)
