@@ -73,8 +73,7 @@ class Compact(NamedTuple):
 
 def moved(state: LBFGSState, device: torch.device) -> LBFGSState:
     """The state with its large tensors on another device."""
-    W, Z, prior, s, y, A = (tensor.to(device) for tensor in state[:6])
-    return state._replace(W=W, Z=Z, prior=prior, s=s, y=y, A=A)
+    return LBFGSState(*(tensor.to(device) for tensor in state[:6]), *state[6:])
 
 
 def product(A: Tensor, inverse: Compact, g: Tensor) -> Tensor:

@@ -64,13 +64,9 @@ class CrossEntropyState(NamedTuple):
     ridge: Tensor  # (p,): as A has it, ridge/s̄
     A: Tensor | None = None  # (p, p): after a large block, of which T has not been computed yet; T is then an older one
 
-    def to(self, device: torch.device) -> CrossEntropyState:
-        """The state on this device."""
-        return self.map(lambda tensor: tensor.to(device))
-
     def map(self, function: Callable[[Tensor], Tensor]) -> CrossEntropyState:
         """The function of every tensor."""
-        return self._replace(**{name: function(t) for name, t in zip(self._fields, self, strict=True) if t is not None})
+        return CrossEntropyState._make(None if part is None else function(part) for part in self)
 
     def copy(self) -> CrossEntropyState:
         """The state in memory of its own."""
@@ -156,20 +152,20 @@ def learned_separately(
 ) -> tuple[CrossEntropyState, Tensor, Tensor]:
     """`learned` for outputs that have a curvature each; targets and weights are (n, K). Without samples, one stays."""
 
-    def one(parts: tuple[Tensor, ...], W: Tensor, t: Tensor, w: Tensor) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
-        T, V, prior, share, left, counters, weights = parts
-        alone = CrossEntropyState(T, V[None], prior[None], share[None], left, counters, weights, state.ridge)
-        new, finite, too_large = learned(alone, W[None], Phi, t[:, None], w, settings, by_qr)
-        return (new.T, new.W[0], prior, new.shares[0], new.ridge_left, new.counters), finite, too_large
+    def one(parts: tuple[Tensor, ...], t: Tensor, w: Tensor) -> tuple[tuple[Any, ...], Tensor, Tensor]:
+        alone = CrossEntropyState(*parts, state.ridge)
+        new, finite, too_large = learned(alone, alone.W, Phi, t[:, None], w, settings, by_qr)
+        return new[:6], finite, too_large
 
     omega = torch.ones_like(targets) if sample_weight is None else sample_weight.to(targets)
-    tensors, finite, too_large = torch.func.vmap(one, in_dims=(0, 0, 1, 1))(tuple(state[:7]), W, targets, omega)
-    if sample_weight is not None:
-        seen = (omega > 0).any(0)
-        old = state._replace(W=W)[:6]
-        pairs: Any = zip(tensors, old, strict=True)
-        tensors = tuple(new.where(seen.reshape(-1, *[1] * (new.ndim - 1)), was) for new, was in pairs)
-    changed = dict(zip(state._fields[:6], (tensor.contiguous() for tensor in tensors), strict=True))
+    old = state._replace(W=W)
+    each = old._replace(W=W[:, None], prior=old.prior[:, None], shares=old.shares[:, None])[:7]
+    tensors, finite, too_large = torch.func.vmap(one, in_dims=(0, 1, 1))(each, targets, omega)
+    seen = (omega > 0).any(0) if sample_weight is not None else omega.new_ones(len(W), dtype=torch.bool)
+    changed = {}
+    for name, new, was in zip(state._fields, tensors, old, strict=False):
+        kept = seen.reshape(-1, *[1] * (was.ndim - 1))
+        changed[name] = new.reshape(was.shape).where(kept, was).contiguous()
     return state._replace(**changed), finite.all(), too_large.any()
 
 

@@ -113,7 +113,7 @@ class NewtonHead(OwnsHead):
         linear = head_of(self)
         device = linear.weight.device
         if self._state.T.device != device:
-            assign(self, _state=self._state.to(device))
+            assign(self, _state=self._state.map(lambda part: part.to(device)))
         return linear
 
     def _ready(self) -> nn.Linear:

@@ -64,7 +64,7 @@ class BackendRow(NamedTuple):
 
     backend: str
     place: str  # module:name in `sepsa.heads`; empty: the solver's own code in torch
-    able: Callable[[UpdateSize], bool]
+    able: Callable[[UpdateSize], bool] = lambda case: True
     faster: Callable[[UpdateSize], bool] = lambda case: True
 
     def load(self) -> Any:
@@ -90,10 +90,6 @@ def _has_kernels(case: UpdateSize) -> bool:
     return here and columns <= 1024 and (one or (case.rows <= 64 and rows <= 128 and case.outputs <= 64))
 
 
-def _always(case: UpdateSize) -> bool:
-    return True
-
-
 TABLE: dict[str, tuple[BackendRow, ...]] = {
     # Up to 256 columns one compiled call costs less than torch's calls for the same arithmetic. Of a wider head than
     # 96, torch's products are faster for 16 rows or more, but for p/4 to p rows of one up to 160.
@@ -108,7 +104,7 @@ TABLE: dict[str, tuple[BackendRow, ...]] = {
                 and (c.width <= 96 or c.rows < 16 or (c.width <= 160 and c.width / 4 <= c.rows <= c.width))
             ),
         ),
-        BackendRow("torch", "least_squares.eager:TorchBackend", _always),
+        BackendRow("torch", "least_squares.eager:TorchBackend"),
     ),
     # A graph is for large blocks of samples; the others are torch's, whose backend it extends. Compiled loops take a
     # tenth of the time of torch's calls for a sample, and as much for 64 rows of 200 columns.
@@ -120,13 +116,13 @@ TABLE: dict[str, tuple[BackendRow, ...]] = {
             _compiles,
             lambda c: c.width <= 256 and c.width * c.rows <= 12_000,
         ),
-        BackendRow("torch", "cross_entropy.eager:TorchBackend", _always),
+        BackendRow("torch", "cross_entropy.eager:TorchBackend"),
     ),
     # Captured steps: one program holds all rows of a few columns of Z in registers, up to 1,024 of them, and those of
     # the coordinates that get their ridge back; a block of 64 samples is solved in two halves of 32.
     "captured least squares": (
         BackendRow("triton", "least_squares.triton", _has_kernels),
-        BackendRow("torch", "", _always),
+        BackendRow("torch", ""),
     ),
     # From p rows on, the system of the rows is singular but for its identity, and torch solves that of the columns.
     # One row is a block too.
@@ -136,7 +132,7 @@ TABLE: dict[str, tuple[BackendRow, ...]] = {
             "cross_entropy.triton",
             lambda c: _has_kernels(c) and c.rows + c.restored < c.width and c.outputs <= 64,
         ),
-        BackendRow("torch", "", _always),
+        BackendRow("torch", ""),
     ),
 }
 NAMES = ("torch", "compiled", "graph", "triton")
