@@ -34,7 +34,6 @@ from sepsa.heads.least_squares.eager import TorchBackend
 from sepsa.heads.least_squares.evidence import Choice
 from sepsa.heads.least_squares.held_state import HeldState, without_pending
 from sepsa.heads.least_squares.math import MEAN, SAMPLES, STEPS, LeastSquaresState, mse_loss
-from sepsa.heads.least_squares.posterior import scaled
 from sepsa.heads.least_squares.state import RLSSettings, read_root, write_root
 from sepsa.heads.protocols import Posterior
 from sepsa.heads.run.choose import Counters, Problem
@@ -313,12 +312,12 @@ class RLS(OwnsHead):
         Returns:
             Predictions (..., out_features), or a `Posterior(mean, std)` of two such tensors.
         """
-        linear, (state, counters) = head_of(self), self._read()
+        linear, (state, _) = head_of(self), self._read()
         Phi, W = rows_to_predict(linear, features, state.W)
         mean = as_outputs(linear, features, Phi @ W.T)
         if not return_std:
             return mean
-        T, variance = scaled("return_std", state, counters, noise)
+        T, variance = self._posterior("return_std", noise)
         spread = 1 + (Phi @ T.T).square().sum(1, keepdim=True)
         return Posterior(mean, as_outputs(linear, features, (spread * variance).sqrt()))
 
@@ -336,12 +335,22 @@ class RLS(OwnsHead):
         Returns:
             Predictions (..., out_features).
         """
-        linear, (state, counters) = head_of(self), self._read()
+        linear, (state, _) = head_of(self), self._read()
         Phi, W = rows_to_predict(linear, features, state.W)
-        T, variance = scaled("sample", state, counters, noise)
+        T, variance = self._posterior("sample", noise)
         normal = torch.randn(W.shape, dtype=W.dtype, device=W.device, generator=generator)
         weights = W + variance.sqrt()[:, None] * (normal @ T)  # rows of normal @ T have the covariance TᵀT
         return as_outputs(linear, features, Phi @ weights.T)
+
+    def _posterior(self, asked: str, noise: float | None) -> tuple[Tensor, Tensor]:
+        """T and σ² (m,) of the posterior N(W, σ²TᵀT): `noise` squared, or by the errors made while learning."""
+        state, counters = self._read()
+        samples, T = float(counters[SAMPLES]), least_squares.square_root(state)
+        if noise is not None:
+            return T, torch.full_like(state.energy, in_range("noise", noise, 0.0, math.inf) ** 2)
+        if not samples:
+            raise ValueError(f"{asked} needs at least one update, or noise=: before it the noise is unknown")
+        return T, state.energy.clamp(min=0) / samples  # rounding can leave a perfect fit below zero
 
     # ------------------------------------------------------------------ learning
 
