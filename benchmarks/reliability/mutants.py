@@ -167,7 +167,7 @@ MUTANTS = [
            Tests(["tests/heads/test_properties.py"], "RLS and cannot_hold", True)),
     Mutant("backends/compiled: the bias", COMPILED, "read(bias, single, new_W[:, k:])",
            "copy_rows(W[:, k:], new_W[:, k:])", COMPILED_SET),
-    Mutant("backends/compiled: strides", "heads/least_squares/compiled.py", "and features.is_contiguous()", "",
+    Mutant("backends/compiled: strides", "heads/least_squares/compiled.py", "and tensor.is_contiguous()", "",
            STRIDES),
     Mutant("backends/compiled: the snapshot", "heads/least_squares/compiled.py", "self.weight.copy()",
            "self.weight", UNDO),
