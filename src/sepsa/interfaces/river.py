@@ -31,7 +31,6 @@ from sepsa.interfaces.river_input import (
     DataFrame,
     Series,
     frame_of,
-    position,
     read_frame,
     read_row,
     read_target,
@@ -372,11 +371,11 @@ class SepSAClassifier(StreamModel, base.MiniBatchClassifier):
         return True
 
     def _known_targets(self, y: Any) -> list[float] | None:
-        place = position(y, self._learner.outputs)
-        if place is None:
-            return None
         indicators = [0.0] * len(self._learner.outputs)
-        indicators[place] = 1.0
+        try:
+            indicators[self._learner.outputs[y]] = 1.0
+        except (KeyError, TypeError):  # new, or not hashable
+            return None
         return indicators
 
     def predict_one(self, x: dict[Any, Any], **kwargs: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -45,31 +45,20 @@ def values_in_order(x: Any, names: Names, learner: StreamLearner | None = None) 
     return None
 
 
-def position(name: Any, names: Names) -> int | None:
-    """The column number of a name; None where it is unknown."""
-    try:
-        return names.get(name)
-    except TypeError:  # not hashable
-        return None
-
-
-def read_number(what: str, value: Any) -> float:
-    """A number, NaN for a missing value; ±Inf, texts and other types raise an error."""
+def read(what: str, value: Any, kinds: Sequence[str] = ("missing", "number", "date", "text")) -> tuple[str, float]:
+    """Kind and value of what is one of these kinds; ±Inf and objects that are none raise an error."""
     with suppress(TypeError):
         kind, number = read_value(value)
-        if kind in ("missing", "number") and not isinstance(value, str) and not math.isinf(number):
-            return number
-    raise not_a_number(what, value)
-
-
-def not_a_number(what: str, value: Any) -> ValueError:
-    return ValueError(f"{what} must be a finite number, got {value!r}: encode it, or leave it out")
+        if kind in kinds and not math.isinf(number):
+            return kind, number
+        value = number if math.isinf(number) else value
+    raise ValueError(f"{what} must be a finite number, got {value!r}: encode it, or leave it out")
 
 
 def read_target(what: str, value: Any) -> float:
     """A finite number."""
-    number = read_number(what, value)
-    if math.isnan(number):
+    kind, number = read(what, value, () if isinstance(value, str) else ("missing", "number"))
+    if kind == "missing":
         raise ValueError(f"{what} must be a finite number, got {value!r}: leave the sample out")
     return number
 
@@ -102,16 +91,11 @@ def read_row(x: Any) -> tuple[list[Hashable], Floats]:
 
 def read_feature(what: str, name: Hashable, value: Any) -> list[tuple[Hashable, float]]:
     """The inputs of a feature: a number itself, an indicator of a text, the parts of a date; none if it is missing."""
-    try:
-        kind, number = read_value(value)
-    except TypeError:
-        raise not_a_number(what, value) from None
+    kind, number = read(what, value)
     if kind == "text":
         return [(f"{name}={value}", 1.0)]
     if kind == "date":
         return list(zip(date_names(name), date_parts(np.array([number]))[0].tolist(), strict=True))
-    if math.isinf(number):
-        raise not_a_number(what, number)
     return [(name, number)] if kind == "number" else []
 
 

@@ -347,14 +347,10 @@ class Engine:
             self.learn(row.x, row.y, row.weight)  # raises NotFinite
         core.buffers.append(row)
 
-    def predict(self, X: Floats) -> Floats:
-        """The predictions (n, outputs)."""
-        return self._predict(X, None)
-
     def predict_with_leverage(self, X: Floats) -> tuple[Floats, Floats]:
         """The predictions (n, outputs) and φᵀBφ (n,), by which the variance of a prediction exceeds the noise's."""
         leverage = np.empty(len(X))
-        return self._predict(X, leverage), leverage
+        return self.predict(X, leverage), leverage
 
     def predict_row(self, x: Sequence[float]) -> list[float]:
         """The prediction for one row, without allocating arrays; threads may call it at the same time."""
@@ -370,7 +366,8 @@ class Engine:
         core.buffers.append(row)
         return out
 
-    def _predict(self, X: Floats, leverage: Floats | None) -> Floats:
+    def predict(self, X: Floats, leverage: Floats | None = None) -> Floats:
+        """The predictions (n, outputs); fills `leverage` (n,) with φᵀBφ."""
         out, kernels, core = np.empty((len(X), self.outputs)), self._ready(), self._core
         workspace = np.zeros(core.memory.layout.workspace)  # its own: threads may predict at the same time
         kernels.run(kernels.predict, workspace, X, None, None, out, leverage)
