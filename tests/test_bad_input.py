@@ -297,6 +297,11 @@ def integer_dates():
     return sepsa_command("forecast t.csv --target y --time month --horizon 2")
 
 
+def many_in_another_encoding():
+    Path("t.csv").write_bytes(("town,y\n" + "Kraków,1\nWien,2\n" * 40).encode("cp1250"))
+    return sepsa_command("stream t.csv --target y --predictions p.csv")
+
+
 def another_encoding():
     Path("t.csv").write_bytes("town,y\nKraków,1\nWien,2\n".encode("cp1250"))
     return sepsa_command("stream t.csv --target y --predictions p.csv")
@@ -353,6 +358,7 @@ ACTS = {
     ("forecasting", "blocks without the inputs ahead"): lambda: blocks(HOURS, WAVE[:, None], known_ahead=True)[1],
     ("shell", "a row that cannot be used"): lambda: stream(LONG + "1\n2,abc\n") + Path("p.quarantine.csv").read_text(),
     ("shell", "more than a twentieth of the rows that cannot be used"): another_encoding,
+    ("shell", "a table in another encoding"): many_in_another_encoding,
     ("shell", "a column of numbers in which a text appears"): lambda: stream(TABLE + "oops,1\n"),
     ("shell", "times that are dates written as integers"): integer_dates,
     ("shell", "another table than the checkpoint's, by its first 4 KB"): lambda: stream(

@@ -296,20 +296,25 @@ def test_a_hyphen_is_standard_output_and_never_a_file(folder):
     assert {path.name for path in folder.iterdir()} == before
 
 
-def test_rows_in_another_encoding_are_put_aside_with_the_cure(folder):
+def test_a_file_in_another_encoding_stops_before_its_rows_are_put_aside(folder):
     names = ["Mayer", "Müller", "Groß"]
     text = "name,y\n" + "".join(f"{names[i % 3]},{i % 3}\n" for i in range(3000))
-    because = "WARNING: 2000 of 3000 rows were left out, 2000 of them because the line is not in utf-8: give its"
     for encoding in ("cp1250", "latin1"):
         table(text.encode(encoding))
-        assert because in said(STREAM, code=3)
+        told = said(STREAM, code=1)
+        assert told.count("\n") == 1, told
+        assert "t.csv is not in utf-8, as line 3 and 1999 others show: give its encoding, such as --encoding" in told
         said(f"{STREAM} --encoding {encoding}")
         assert len(predictions()) == 3000
     lines = [json.dumps({"name": names[i % 3], "y": i % 3}, ensure_ascii=False) for i in range(90)]
     table("\n".join(lines).encode("latin1"), "t.jsonl")
-    told = said("stream t.jsonl --target y --predictions out.csv", code=3)
-    assert "WARNING: 60 of 90 rows were left out, 60 of them because the line is not in utf-8: give its" in told
-    table(("name,y\n" + "Mayer,1\n" * 3000).encode() + b"M\xfcller,1\n" * 30)
+    assert "t.jsonl is not in utf-8" in said("stream t.jsonl --target y --predictions out.csv", code=1)
+    few = text.encode().replace(
+        "Müller".encode(), b"M\xfcller", 30
+    )  # some rows are broken, others tell that it is UTF-8
+    table(few)
+    assert "30 quarantined" in said(STREAM)
+    table(("name,y\n" + "Mayer,1\n" * 3000).encode() + b"M\xfcller,1\n" * 30)  # and here too few are
     assert "30 quarantined" in said(STREAM)
 
 

@@ -110,6 +110,16 @@ def test_a_cell_of_another_kind_than_those_learned_is_never_taken_for_missing():
     run("predict t.sepsa new.parquet --decimal ,")
 
 
+def test_a_file_in_utf_8_that_is_read_otherwise_is_named():
+    table("t.csv", 0, 60, encoding="iso8859-2")
+    run(f"{STREAM.format('t')} --target y --encoding iso8859-2")
+    table("new.csv", 60, 70)
+    said = "new.csv is read as iso8859-2, and may be in utf-8: give --encoding utf-8 if its texts look wrong"
+    assert said in run("predict t.sepsa new.csv").stderr
+    assert "may be in" not in run("predict t.sepsa new.csv --encoding utf-8").stderr
+    assert "may be in" not in run("predict t.sepsa t.csv").stderr
+
+
 @pytest.mark.parametrize("command", FIRST)
 def test_models_without_the_settings_load(command):
     def of_before(own, _):

@@ -62,6 +62,7 @@ class TableReader:
 
     names: list[str] | None = None  # of the columns; None where each row names its own
     resumed = False  # whether the blocks begin at the checkpoint's position
+    is_utf8 = False  # whether it seems to be, though it is read in another encoding
 
     def __init__(self, reading: Reading) -> None:
         self.reading = reading

@@ -284,6 +284,9 @@ def load_read(path: Path, kind: str, given: Mapping[str, Any]) -> tuple[Any, dic
 def open_read(source: Path | None, held: contextlib.ExitStack, model: Any, **more: Any) -> TableReader:
     """The table, read as the model says."""
     table = open_table(source, held, model.reading, **more)
+    if table.is_utf8:
+        said = f"{name_of(source)} is read as {model.reading.encoding}, and may be in utf-8"
+        say(f"{said}: give --encoding utf-8 if its texts look wrong")
     form = model.reading.date_format
     if form and isinstance(model, TableModel) and read_cell(datetime(2001, 1, 1).strftime(form))[0] == "number":
         say(f"dates in the --date-format {form} look like numbers and are read as numbers: write them as 2026-01-31")

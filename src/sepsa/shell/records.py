@@ -18,13 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sepsa.shell.cells import OTHERWISE, BadRow, Position, RowBlock, TableError, TableReader
-from sepsa.shell.reading import Reading
+from sepsa.shell.cells import OTHERWISE, BadRow, Position, RowBlock, TableError, TableReader, fails
+from sepsa.shell.reading import Reading, encoding_cure
 from sepsa.shell.source import ByteSource
 
 LONGEST = 8 << 20  # bytes of a record; a longer one is taken for a missing line break or quote
 NOT_CLOSED = -1  # in place of the number of cells, for a record with an open quote
 BEHIND = "behind the last line"
+MANY_UNREAD = 20  # records that are not in the encoding, from which on another one is meant
 csv.field_size_limit((1 << 31) - 1)  # `LONGEST` is the limit
 KEPT = 4096  # bytes at the beginning and before the position, whose hashes identify a table
 
@@ -36,18 +37,22 @@ class TextReader(TableReader):
 
     def __init__(self, source: ByteSource, reading: Reading, separator: str = "") -> None:
         super().__init__(reading)
-        self.source, self.separator = source, separator
+        self.source, self.separator, self.is_utf8 = source, separator, source.is_utf8
         self.offset, self.line = 0, 1  # of the next record
         self._first = self._last = b""  # the file's first bytes, and the last batch with some bytes before it
         self._buffer = b""
         self._ended = False
         self._batch: RecordBatch | None = None  # the last one
+        self._right = False  # whether a record has a character beyond ASCII that is in the encoding
+        self._records = self._unread = 0  # those before it, and how many of them are not in the encoding
 
     def _blocks(self) -> Iterator[RowBlock | None]:
         for batch in self.batches(self.batch):
             if isinstance(batch, BadRow):
                 yield RowBlock({}, np.empty(0, np.int64), lambda i: "", [batch], self.position())
             else:
+                if batch:
+                    self._check_encoding(batch)
                 yield batch and self._block(batch)
 
     def _block(self, batch: RecordBatch) -> RowBlock:
@@ -101,6 +106,21 @@ class TextReader(TableReader):
         if position["broken"]:
             self._end_line()
         return True
+
+    def _check_encoding(self, batch: RecordBatch) -> None:
+        """Raise an error where many records are not in the encoding, and none has a character beyond ASCII that is."""
+        if self._right:
+            return
+        self._records += len(batch.ends)
+        if batch.data.isascii():
+            return
+        foreign = [i for i in range(len(batch.ends)) if not batch.record(i).isascii()]
+        broken = [i for i in foreign if fails(batch.record(i).decode)]
+        self._unread += len(broken)
+        self._right = len(broken) < len(foreign)
+        if not self._right and self._unread >= MANY_UNREAD and self._unread > self._records / 20:
+            encoding, lines = self.source.encoding, f"line {batch.lines[broken[0]]} and {self._unread - 1} others"
+            raise TableError(f"{self.source.name} is not in {encoding}, as {lines} show: {encoding_cure(encoding)}")
 
     def _end_line(self) -> None:
         """Count the line break after the last line, which was missing when that line was read, as a blank line."""

@@ -52,6 +52,7 @@ class ByteSource:
         if self.compressed and follow:
             raise TableError(f"--follow needs a plain file, and {self.name} is compressed")
         self.encoding, self.encoded = encoding, encoding != UTF_8 and not start.startswith(BINARY)
+        self.is_utf8 = self.encoded and is_utf8(self.peek())  # though another encoding is given
         if self.encoded:
             self._chunks = recode(self._chunks, encoding, follow, self.name)
 
@@ -95,6 +96,14 @@ class ByteSource:
         """Continue reading at an offset."""
         self._file.seek(offset)
         self._chunks = self._raw()
+
+
+def is_utf8(data: bytes) -> bool:
+    """Whether these bytes, which may end within a character, are UTF-8 and not ASCII alone."""
+    try:
+        return not data.isascii() and bool(codecs.getincrementaldecoder(UTF_8)().decode(data))
+    except UnicodeDecodeError:
+        return False
 
 
 def name_of(source: Path | None) -> str:
