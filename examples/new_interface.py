@@ -14,9 +14,9 @@ import numpy as np
 
 from sepsa.learner.columns.inputs import Inputs
 from sepsa.learner.columns.reader import Column, column_of_objects
-from sepsa.learner.learner import StreamLearner
-from sepsa.learner.named import Learner
+from sepsa.learner.learner import Learner
 from sepsa.learner.options import RiverOptions
+from sepsa.learner.stream_learner import StreamLearner
 
 
 class JsonLines:

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 
-from sepsa.learner.learner import WARM_UP
+from sepsa.learner.stream_learner import WARM_UP
 
 THERE = importlib.util.find_spec("river") is not None
 REASON = "River is not installed: it asks for numpy 2.2.5"

@@ -37,9 +37,9 @@ from benchmarks.measure import machine
 from sepsa.compiled.kernels import kernel
 from sepsa.learner.experts import EXPERTS
 from sepsa.learner.experts.frame import Expert, given, row
-from sepsa.learner.learner import StreamLearner
 from sepsa.learner.memory.views import Group
 from sepsa.learner.options import RiverOptions
+from sepsa.learner.stream_learner import StreamLearner
 
 RESULT = Path(__file__).with_suffix(".json")
 HALVES = ("choice", "report")

@@ -25,7 +25,7 @@ import numpy as np
 from numba import njit
 
 from benchmarks.measure import write
-from sepsa.learner.learner import StreamLearner
+from sepsa.learner.stream_learner import StreamLearner
 
 BITS, SLOW, HIDDEN, TARGET, PERIOD = 20, 15, 5, 100, 10_000
 STEPS = (0.01, 0.003, 0.001)

@@ -14,7 +14,7 @@ import pytest
 
 from breaking.damage import same
 from learners import CASES, Command, Estimator, Forecaster, Head, River, Training, stream
-from sepsa.learner.learner import WARM_UP
+from sepsa.learner.stream_learner import WARM_UP
 from sepsa.shell import command, formats, inspection, messages, source
 from sepsa.shell.options import StreamOptions
 

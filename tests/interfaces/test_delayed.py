@@ -21,7 +21,7 @@ from river import linear_model, preprocessing
 from river_models import MODEL_TYPES, SMALL, inside, stream, trained
 from sepsa.checkpoint import CheckpointError
 from sepsa.interfaces.keyed import KeyedLearner
-from sepsa.learner.learner import WARM_UP
+from sepsa.learner.stream_learner import WARM_UP
 from sepsa.river import Delayed, SepSAClassifier, SepSAMultiTargetRegressor, SepSARegressor
 
 SAMPLE, OTHER = {"a": 1.0, "b": 2.0, "c": 3.0}, {"a": 1.0, "b": 2.0, "c": 4.0}

@@ -28,7 +28,7 @@ from breaking.damage import same
 from reference import covariance_of, nearest_on_simplex
 from sepsa import NotFinite, SepSAClassifier, SepSARegressor
 from sepsa.learner import calibration
-from sepsa.learner.learner import StreamLearner
+from sepsa.learner.stream_learner import StreamLearner
 
 NOT_REPEATED = dict.fromkeys(
     ["check_sample_weight_equivalence_on_dense_data", "check_sample_weight_equivalence_on_sparse_data"],

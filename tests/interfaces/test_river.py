@@ -23,8 +23,8 @@ from reference import nearest_on_simplex
 from river_models import MODEL_TYPES, SMALL, inside, stream, trained
 from sepsa.learner.calibration import INVERSE_TEMPERATURES
 from sepsa.learner.features import ROWS_FOR_SCALE
-from sepsa.learner.learner import WARM_UP, StreamLearner
 from sepsa.learner.scales import scaled_as_they_came
+from sepsa.learner.stream_learner import WARM_UP, StreamLearner
 from sepsa.river import SepSAClassifier, SepSAMultiTargetRegressor, SepSARegressor
 
 PLAIN = {"loss": "squared", "forgetting": 1.0}  # one head, and every row at its word

@@ -14,7 +14,7 @@ from sepsa.heads.protocols import NotFinite
 from sepsa.learner import scales
 from sepsa.learner.engine.compiled import Engine
 from sepsa.learner.experts import stack
-from sepsa.learner.learner import StreamLearner
+from sepsa.learner.stream_learner import StreamLearner
 from sepsa.learner.table_fit import batch_fit, stacking
 
 

@@ -14,8 +14,8 @@ from reference import covariance_of
 from sepsa import RLS, NotFinite, SepSA
 from sepsa.learner.arithmetic import body
 from sepsa.learner.engine import Engine
-from sepsa.learner.learner import WARM_UP, StreamLearner
 from sepsa.learner.options import ACTIVATIONS, OPTIMIZERS, EngineOptions
+from sepsa.learner.stream_learner import WARM_UP, StreamLearner
 
 
 class Cosine(nn.Module):

@@ -14,7 +14,7 @@ from sepsa.learner.arithmetic import head
 from sepsa.learner.arithmetic import weigh as kernels_weigh
 from sepsa.learner.engine import Engine
 from sepsa.learner.experts import EXPERTS, bayes, linear, logistic, neighbours, products, stack, tree_growth, tree_parts
-from sepsa.learner.learner import StreamLearner
+from sepsa.learner.stream_learner import StreamLearner
 from sepsa.river import SepSAClassifier as RiverClassifier
 from sepsa.river import SepSARegressor as RiverRegressor
 

@@ -21,7 +21,7 @@ from sepsa.learner.arithmetic.body import GELU, activate, cosines
 from sepsa.learner.arithmetic.robust import follow_quantile
 from sepsa.learner.engine import Engine
 from sepsa.learner.experts import network
-from sepsa.learner.learner import WARM_UP, StreamLearner
+from sepsa.learner.stream_learner import WARM_UP, StreamLearner
 from sepsa.states.tree import tensors_of
 
 DEFAULT = {"hidden": (64,), "activation": "fourier", "optimizer": "auto", "lr": 3e-3, "ridge": 10.0, "skip": True}

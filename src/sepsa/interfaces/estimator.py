@@ -23,12 +23,12 @@ from sepsa.learner.arithmetic.robust import HUGE
 from sepsa.learner.columns.frame import FrameEncoder, all_numbers, as_pandas, check_numbers, in_order, is_frame
 from sepsa.learner.columns.inputs import CLASS_MEANS
 from sepsa.learner.columns.reader import Column
-from sepsa.learner.learner import TELL, WARM_UP, StreamLearner
+from sepsa.learner.learner import Learner, NewInput
 from sepsa.learner.memory.parts import Floats
-from sepsa.learner.named import Learner, NewInput
 from sepsa.learner.options import Options, body_of, of_estimator, widths
 from sepsa.learner.rows import dense, row_parts
 from sepsa.learner.scales import order_of_columns
+from sepsa.learner.stream_learner import TELL, WARM_UP, StreamLearner
 from sepsa.learner.table_fit import batch_fit
 from sepsa.learner.table_fit.committee import Committee
 from sepsa.states import schema

@@ -6,7 +6,7 @@ import pickle
 from typing import Any
 
 from sepsa.interrupt import locked
-from sepsa.learner.named import Learner
+from sepsa.learner.learner import Learner
 from sepsa.states.objects import Saves, check_stamp, stamp
 
 

@@ -41,10 +41,10 @@ from sepsa.interfaces.river_input import (
 from sepsa.interrupt import DeferredInterrupt, locked, new_lock
 from sepsa.learner.calibration import best
 from sepsa.learner.features import Features, in_columns
-from sepsa.learner.learner import WARM_UP, StreamLearner
+from sepsa.learner.learner import Learner, Names, class_codes, indicators
 from sepsa.learner.memory.parts import Floats
-from sepsa.learner.named import Learner, Names, class_codes, indicators
 from sepsa.learner.options import RiverOptions
+from sepsa.learner.stream_learner import WARM_UP, StreamLearner
 from sepsa.states import schema
 from sepsa.states.objects import rebuilt_as
 

@@ -13,9 +13,9 @@ from river.utils import dataframe
 from sepsa.learner.columns.frame import as_pandas, read_series
 from sepsa.learner.columns.inputs import date_names, date_parts, numbers_of
 from sepsa.learner.columns.reader import read_value
-from sepsa.learner.learner import StreamLearner
+from sepsa.learner.learner import Names
 from sepsa.learner.memory.parts import Floats
-from sepsa.learner.named import Names
+from sepsa.learner.stream_learner import StreamLearner
 
 DataFrame = Any  # a frame or series of any library that River takes: pandas, polars, ...
 Series = Any

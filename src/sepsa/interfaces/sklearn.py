@@ -28,8 +28,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sepsa.interfaces.estimator import FEW, StreamEstimator, check_sizes
 from sepsa.interrupt import DeferredInterrupt, lock_of, locked
 from sepsa.learner.calibration import arrived, follow, label_probabilities, no_losses, probabilities
+from sepsa.learner.learner import Names, class_codes, indicators
 from sepsa.learner.memory.parts import Floats
-from sepsa.learner.named import Names, class_codes, indicators
 from sepsa.learner.options import ClassifierOptions
 from sepsa.learner.rows import dense, row_parts
 from sepsa.states.objects import rebuilt_as

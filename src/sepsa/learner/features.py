@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sepsa.learner.arithmetic.robust import HUGE
+from sepsa.learner.learner import Names, NewInput
 from sepsa.learner.memory.parts import Floats
-from sepsa.learner.named import Names, NewInput
 from sepsa.learner.scales import is_indicator, moments, reciprocal
 from sepsa.states.plain import pack_label, unpack_label, unpack_labels
 from sepsa.states.schema import Entries

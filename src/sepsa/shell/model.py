@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from sepsa.learner.calibration import best
 from sepsa.learner.columns.inputs import CLASS_MEANS, Inputs
 from sepsa.learner.columns.reader import Column
-from sepsa.learner.learner import StreamLearner
+from sepsa.learner.learner import Learner, Names, class_codes, indicators
 from sepsa.learner.memory.parts import Floats
-from sepsa.learner.named import Learner, Names, class_codes, indicators
 from sepsa.learner.options import RiverOptions
+from sepsa.learner.stream_learner import StreamLearner
 from sepsa.shell.cells import BadRow, RowBlock, UsableRows
 from sepsa.shell.messages import Misuse
 from sepsa.shell.options import TableOptions

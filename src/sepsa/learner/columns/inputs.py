@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from sepsa.learner.columns.cells import DECORATED, NUMBER, date_formats, number_cure
 from sepsa.learner.columns.levels import SLOTS, LevelMeans, keys_of
 from sepsa.learner.columns.reader import Column
+from sepsa.learner.learner import NewInput
 from sepsa.learner.memory.parts import Floats
-from sepsa.learner.named import NewInput
 from sepsa.states import schema
 
 AT_ONCE = 32

@@ -30,10 +30,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sepsa.learner.engine.core import NINE_TENTHS
-from sepsa.learner.learner import StreamLearner
 from sepsa.learner.memory.parts import Floats
 from sepsa.learner.rows import row_parts
 from sepsa.learner.scales import moments, plausible, reciprocal
+from sepsa.learner.stream_learner import StreamLearner
 from sepsa.learner.table_fit.committee import Committee
 from sepsa.learner.table_fit.progress import Progress
 from sepsa.learner.table_fit.stacking import Mixture

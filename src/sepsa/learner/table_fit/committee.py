@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from sepsa.learner.engine import Engine
-from sepsa.learner.learner import StreamLearner
 from sepsa.learner.memory.parts import Floats
+from sepsa.learner.stream_learner import StreamLearner
 from sepsa.states import schema
 
 LARGEST_INFLATION = 1e6

@@ -14,10 +14,10 @@ import numpy as np
 
 from sepsa.learner.arithmetic.candidates import relative_weight
 from sepsa.learner.experts.stack import FLOOR, PRIOR, RIDGE, STACK_FORGETTING, strength
-from sepsa.learner.learner import StreamLearner
 from sepsa.learner.memory.parts import Floats
 from sepsa.learner.rows import row_parts
 from sepsa.learner.scales import reciprocal
+from sepsa.learner.stream_learner import StreamLearner
 
 
 class Mixture(NamedTuple):
