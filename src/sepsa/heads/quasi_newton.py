@@ -73,7 +73,7 @@ class Compact(NamedTuple):
 
 def moved(state: LBFGSState, device: torch.device) -> LBFGSState:
     """The state with its large tensors on another device."""
-    return LBFGSState(*(tensor.to(device) for tensor in state[:6]), *state[6:])
+    return LBFGSState._make((*(tensor.to(device) for tensor in state[:6]), *state[6:]))
 
 
 def product(A: Tensor, inverse: Compact, g: Tensor) -> Tensor:

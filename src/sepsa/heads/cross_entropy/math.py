@@ -153,7 +153,7 @@ def learned_separately(
     """`learned` for outputs that have a curvature each; targets and weights are (n, K). Without samples, one stays."""
 
     def one(parts: tuple[Tensor, ...], t: Tensor, w: Tensor) -> tuple[tuple[Any, ...], Tensor, Tensor]:
-        alone = CrossEntropyState(*parts, state.ridge)
+        alone = CrossEntropyState._make((*parts, state.ridge, None))
         new, finite, too_large = learned(alone, alone.W, Phi, t[:, None], w, settings, by_qr)
         return new[:6], finite, too_large
 
@@ -163,7 +163,7 @@ def learned_separately(
     tensors, finite, too_large = torch.func.vmap(one, in_dims=(0, 1, 1))(each, targets, omega)
     seen = (omega > 0).any(0) if sample_weight is not None else omega.new_ones(len(W), dtype=torch.bool)
     changed = {}
-    for name, new, was in zip(state._fields, tensors, old, strict=False):
+    for name, new, was in zip(state._fields, tensors, old[:6], strict=False):
         kept = seen.reshape(-1, *[1] * (was.ndim - 1))
         changed[name] = new.reshape(was.shape).where(kept, was).contiguous()
     return state._replace(**changed), finite.all(), too_large.any()
