@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -47,11 +46,13 @@ def values_in_order(x: Any, names: Names, learner: StreamLearner | None = None) 
 
 def read(what: str, value: Any, kinds: Sequence[str] = ("missing", "number", "date", "text")) -> tuple[str, float]:
     """Kind and value of what is one of these kinds; ±Inf and objects that are none raise an error."""
-    with suppress(TypeError):
+    try:
         kind, number = read_value(value)
-        if kind in kinds and not math.isinf(number):
-            return kind, number
-        value = number if math.isinf(number) else value
+    except TypeError:
+        kind, number = "", math.nan
+    if kind in kinds and not math.isinf(number):
+        return kind, number
+    value = number if math.isinf(number) else value
     raise ValueError(f"{what} must be a finite number, got {value!r}: encode it, or leave it out")
 
 

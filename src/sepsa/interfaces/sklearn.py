@@ -436,7 +436,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
                     other._tell(np.unique(classes))
                 outputs, codes = other._codes(Y)
                 Y = indicators(codes, len(outputs))
-            told, losses = len(other._learner.outputs), other._learner.calibration
+            told, losses = len(other._learner.outputs), other._learner.calibration.copy()
             scores = other._learn(rows, Y, weight, outputs=outputs)
             own = other._learner.losses is not None
             if asked or own:

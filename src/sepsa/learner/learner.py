@@ -62,7 +62,7 @@ class Learner(NamedTuple):
         """The losses by which scores become probabilities."""
         if self.losses is not None:
             return self.losses
-        return no_losses() if self.body is None else self.body.engine.calibration_losses.copy()
+        return no_losses() if self.body is None else self.body.engine.calibration_losses
 
     @property
     def several(self) -> bool:
