@@ -90,8 +90,10 @@ def mistakes(shown):
         yield f"{shown.path} has no docstring"
     if "__init__" in shown.all_members:
         made = shown.all_members["__init__"]
+        made = made.final_target if made.is_alias else made
         fields = [field.name for field in made.parameters if field.docstring]  # of a dataclass
-        yield from compare(shown.path, parameters(made), fields or described(shown) + described(made))
+        # A class that inherits its constructor has the options of the class that defines it.
+        yield from compare(shown.path, parameters(made), fields or described(made.parent) + described(made))
     elif any(str(base) == "NamedTuple" for base in shown.bases):
         fields = [name for name, member in shown.members.items() if "property" not in member.labels]
         yield from compare(shown.path, fields, described(shown, "attributes"))

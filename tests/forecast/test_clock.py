@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from datetime import UTC, date, datetime, timedelta, timezone
 from zoneinfo import ZoneInfo
 
@@ -78,6 +79,19 @@ def test_holidays_are_gaps_of_business_days_and_a_weekend_is_an_error():
     assert (clock.grid.unit, rows) == (BUSINESS, 300)
     with pytest.raises(ValueError, match=r'must be a business day.*give step="day"'):
         clock.place(seconds([pd.Timestamp("2025-02-22")])[0], rows)
+
+
+@pytest.mark.parametrize(
+    ("frequency", "first", "warned"), [("B", "2026-01-05", 1), ("B", "2026-01-08", 1), ("D", "2026-01-05", 0)]
+)
+@pytest.mark.parametrize("step", [None, "day"])
+def test_days_without_the_first_weekend_are_named_once_row_by_row(frequency, first, warned, step):
+    model = SepSAForecaster(2, lags=3, step=step)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for i, day in enumerate(pd.date_range(first, periods=30, freq=frequency)):
+            model.learn_one(float(i), time=day)
+    assert ['step="business day"' in str(one.message) for one in told] == [True] * (warned * (step is None))
 
 
 def test_a_leap_waits_until_later_rows_confirm_it():

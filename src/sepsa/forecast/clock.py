@@ -60,6 +60,9 @@ class Clock:
         self.zone: tzinfo | None = None
         self.waiting: list[float] = []  # times after a leap
         self.apart = 0  # the last rows that were each SPARSE steps or more after the one before
+        self.no_weekend = (
+            False  # whether rows of days, whose step was found in a few of them, left out the first weekend
+        )
 
     def begin(self, moments: Moments) -> None:
         """Take over whether times are dates, and their zone, from the first of them."""
@@ -119,6 +122,8 @@ class Clock:
         if max(steps) > leap(rows) and (len(steps) <= CONFIRMED or max(steps[-CONFIRMED:]) > leap(rows)):
             self.waiting = [*self.waiting, at]
             return [], dropped
+        if self.told is None and self.dated and self.grid.words() == "day" and steps == [3] and point - self.start <= 7:
+            self.no_weekend |= bool(self.numbers(point) % 7 == 0)
         self.last, self.waiting = point, []
         return [step - 1 for step in steps], dropped
 

@@ -67,8 +67,9 @@ class Window:
         if self.settings.every > 1:
             other.model.finish()
         dropped = other.refused - self.refused
-        said = f"{dropped} row(s) with a time far ahead were left out, as the rows after them have earlier times"
-        return other, [said] * (dropped > 0)
+        said = [f"{dropped} row(s) with a time far ahead were left out, as the rows after them have earlier times"]
+        weekend = 'no row has come on the first weekend: give step="business day" if none comes on later ones either'
+        return other, said * (dropped > 0) + [weekend] * (other.clock.no_weekend and not self.clock.no_weekend)
 
     def placed(self, moments: Moments | None, count: int) -> tuple[Window, Plan]:
         """A copy whose clock is after rows of these times, and where they go; an error where they cannot be learned."""

@@ -25,7 +25,7 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 class Case:
     """A solver to check, and what its author declares about it.
 
-    Attributes:
+    Args:
         make: A function that returns a new solver, not bound to a head.
         task: "regression"; "classification" for class probabilities; "labels" for independent targets of 0 and 1.
         recovers: Largest distance to the true weights after 300 batches of 16 samples, relative to their norm.
@@ -48,7 +48,14 @@ class Case:
     def start(
         self, bias: bool = True, dtype: torch.dtype = torch.float64, seed: int = 0, k: int = K
     ) -> tuple[Any, nn.Linear]:
-        """A new solver on a new head with weights drawn from `seed`."""
+        """A new solver on a new head.
+
+        Args:
+            bias: Whether the head has a bias.
+            dtype: The dtype of the head.
+            seed: By which the head's weights are drawn.
+            k: The head's in_features.
+        """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             linear = nn.Linear(k, self.outputs, bias=bias, dtype=dtype)
@@ -63,13 +70,25 @@ class Case:
         return solver, linear
 
     def started(self, count: int = 5, n: int = 16, dtype: torch.dtype = torch.float64) -> Any:
-        """A solver that has learned so many batches of n samples."""
+        """A solver that has learned.
+
+        Args:
+            count: How many batches it has learned.
+            n: Samples in each of them.
+            dtype: The dtype of the head.
+        """
         solver, _ = self.start(dtype=dtype)
         learn(solver, self.stream(count, n=n))
         return solver
 
     def stream(self, count: int, n: int = 16, seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of samples and noisy targets; for classes, one-hot targets."""
+        """Batches of samples and noisy targets; for classes, one-hot targets.
+
+        Args:
+            count: How many batches.
+            n: Samples in each of them.
+            seed: By which they are drawn.
+        """
         generator = torch.Generator().manual_seed(seed)
         truth = torch.randn(self.outputs, K, generator=generator, dtype=torch.float64)
         for _ in range(count):
@@ -79,7 +98,12 @@ class Case:
             yield x, (outputs + 0.3 * noise if self.task == "regression" else self.classes(outputs, noise))
 
     def classes(self, outputs: Tensor, noise: Tensor) -> Tensor:
-        """One-hot targets of the class whose output, with noise, is largest; of labels, which outputs are positive."""
+        """One-hot targets of the class whose output, with noise, is largest; of labels, which outputs are positive.
+
+        Args:
+            outputs: The true outputs (n, outputs).
+            noise: What is added to them (n, outputs).
+        """
         if self.outputs == 1 or self.task == "labels":
             return (outputs + noise > 0).to(outputs.dtype)
         return one_hot((outputs + noise).argmax(-1), self.outputs).to(outputs.dtype)
