@@ -44,7 +44,8 @@ def models() -> dict[str, Any]:
             found[path] = np.frombuffer(value, np.uint8)
         else:
             is_number = hasattr(value, "dtype") or isinstance(value, (bool, int, float))
-            found[path] = np.asarray(value if is_number else str(value))
+            array = np.asarray(value if is_number else str(value))
+            found[path] = np.asarray(str(value)) if array.dtype == object else array  # an integer beyond 64 bits
 
     for name, kind in CASES.items():
         model = kind.make()
