@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sepsa.interrupt import DeferredInterrupt
-from sepsa.learner.columns.frame import is_frame
 from sepsa.states.file import CheckpointError
 from sepsa.states.objects import Saves, class_name, fitted, from_bytes, parameters, to_bytes
 from sepsa.states.plain import packed, unpack_label
@@ -307,15 +306,19 @@ class KeyedLearner:
         self, keys: Iterable[Hashable], X: Any, of_rows: Callable[[Hashable, Any, list[int]], Any]
     ) -> NDArray[Any]:
         """The results of `of_rows` for a key, its rows of X and their numbers, in the order of the rows."""
-        table = X.tocsr() if hasattr(X, "tocsr") else X.iloc if is_frame(X) else np.asarray(X)
-        count = len(X) if is_frame(X) else table.shape[0]
+        from sklearn.utils import _safe_indexing, indexable
+        from sklearn.utils.validation import _num_samples
+
+        (table,) = indexable(X)
         groups: dict[str, tuple[Hashable, list[int]]] = {}
         for row, key in enumerate(keys.tolist() if isinstance(keys, np.ndarray) else keys):
             groups.setdefault(packed(key), (key, []))[1].append(row)
         order = [row for _, rows in groups.values() for row in rows]
-        if len(order) != count or not order:
-            raise ValueError(f"keys must name one key for each row of X, at least one: got {len(order)} for {count}")
-        results = np.concatenate([of_rows(key, table[rows], rows) for key, rows in groups.values()])
+        if len(order) != _num_samples(table) or not order:
+            raise ValueError(
+                f"keys must name one key for each row of X, at least one: got {len(order)} for {_num_samples(table)}"
+            )
+        results = np.concatenate([of_rows(key, _safe_indexing(table, rows), rows) for key, rows in groups.values()])
         return results[np.argsort(order)]
 
     # ------------------------------------------------------------------ the file
