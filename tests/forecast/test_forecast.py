@@ -30,11 +30,11 @@ from reference import (
 )
 from sepsa import SepSAForecaster, SepSAPanelForecaster
 from sepsa.checkpoint import CheckpointError
-from sepsa.forecast.forecaster import checksum
 from sepsa.forecast.kernels import choice
 from sepsa.forecast.model import ForecastModel, Rows, Settings
 from sepsa.forecast.seasons import find_seasons
 from sepsa.interfaces.keyed import KeyedLearner
+from sepsa.states.sealed import sealed
 
 HOUR = 3600.0
 
@@ -212,7 +212,7 @@ def test_no_state_with_its_own_checksum_leads_kernels_beyond_their_arrays(part, 
     state = model.state_dict()
     state["model"][part][name] = damage(state["model"][part][name])
     with pytest.raises(ValueError, match=f"'{part}'.*'{name}'"):
-        model.load_state_dict(state | {"checksum": checksum(state)})
+        model.load_state_dict(sealed(state))
 
 
 def test_a_gap_in_time_is_rows_of_missing_values():

@@ -23,6 +23,7 @@ from sepsa.checkpoint import CheckpointError
 from sepsa.interfaces.keyed import KeyedLearner
 from sepsa.learner.stream_learner import WARM_UP
 from sepsa.river import Delayed, SepSAClassifier, SepSAMultiTargetRegressor, SepSARegressor
+from sepsa.states.sealed import sealed
 
 SAMPLE, OTHER = {"a": 1.0, "b": 2.0, "c": 3.0}, {"a": 1.0, "b": 2.0, "c": 4.0}
 
@@ -221,32 +222,17 @@ def test_dates_of_every_kind_and_numbers_of_numpy_wait():
 
 @pytest.mark.parametrize(
     ("entry", "value"),
-    [
-        ("model", None),
-        *(
-            ("open", np.frombuffer(text, np.uint8))
-            for text in (
-                b"",
-                b"\xff",
-                b"[]",
-                b"3",
-                b'{"0": 1}',
-                b'{"0": "1"}',
-                b'{" 0": "[[], []]"}',
-                b'{"x": "{}"}',
-                b'{"0": "{\\"tuple\\": [{\\"tuple\\": [\\"a\\"]}, {\\"tuple\\": []}]}"}',
-                b'{"0": "{\\"tuple\\": [{\\"tuple\\": []}, {\\"tuple\\":  []}]}"}',
-            )
-        ),
-        ("open", np.ones(5)),
-        ("dropped", -1),
-    ],
+    [("model", None), ("open", np.ones(5)), ("open", np.frombuffer(b"[]", np.uint8)), ("dropped", -1)],
 )
 def test_a_damaged_state_is_refused(entry, value):
     model = Delayed(SepSARegressor(**SMALL))
     for i in range(2):
         model.predict_one(SAMPLE, id=i)
-    with pytest.raises(ValueError, match=rf"state_dict\['{entry}'\]"):
-        model.load_state_dict(model.state_dict() | {entry: value})
+    state = model.state_dict() | {entry: value}
+    with pytest.raises(ValueError, match=r"state_dict\['checksum'\] must be that of the other entries"):
+        model.load_state_dict(state)
+    if entry == "model":  # as a wrapper of a model without a state saves it
+        with pytest.raises(ValueError, match=r"state_dict\['model'\] must be the state of the model that is wrapped"):
+            model.load_state_dict(sealed(state))
     assert model.open_ids_ == 2
     model.learn_one(y=1.0, id=1)

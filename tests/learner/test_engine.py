@@ -41,7 +41,7 @@ class Twin(nn.Module):
         for weight, bias in engine.layers():
             layers += [linear(weight, bias), MODULES[activation]()]
         self.body, self.skip = nn.Sequential(*layers), skip and bool(layers)
-        self.head = linear(engine.head[:, :-1], engine.head[:, -1])
+        self.head = linear(engine.memory("W", "heads")[:, :-1], engine.memory("W", "heads")[:, -1])
 
     def forward(self, x):
         h = self.body(x)
@@ -61,7 +61,7 @@ def twins(hidden=(12,), activation="relu", optimizer="adam", batch=1, skip=False
         forgetting=forgetting, seed=3, **options,
     )  # fmt: skip
     for part in ("W", "PRIOR"):
-        engine.memory(part, "heads")[:] = np.random.default_rng(4).standard_normal(engine.head.shape)
+        engine.memory(part, "heads")[:] = np.random.default_rng(4).standard_normal(engine.memory("W", "heads").shape)
     model = Twin(engine, activation, skip)
     solver = RLS(ridge=ridge, forgetting=forgetting, bias_ridge="ridge")
     if not hidden:
@@ -86,7 +86,7 @@ def assert_same(engine, model, solver, got, wanted):
     tolerance = 1e-3 if engine.form.hidden else 1e-8  # the body is float32, whose 6e-8 grows in a hundred steps
     np.testing.assert_allclose(got, wanted, rtol=0, atol=tolerance)
     layers = [layer for layer in (*model.body, model.head) if isinstance(layer, nn.Linear)]
-    mine = [*engine.layers(), (engine.head[:, :-1], engine.head[:, -1])]
+    mine = [*engine.layers(), (engine.memory("W", "heads")[:, :-1], engine.memory("W", "heads")[:, -1])]
     for (weight, bias), layer in zip(mine, layers, strict=True):
         np.testing.assert_allclose(weight, layer.weight.detach(), rtol=0, atol=tolerance)
         np.testing.assert_allclose(bias, layer.bias.detach(), rtol=0, atol=tolerance)
@@ -163,12 +163,12 @@ def test_weights_and_leverages_are_those_of_rls_and_a_weight_of_zero_is_no_sampl
     engine.learn(X, Y, weight)
     for rows in torch.arange(40).split(batch):
         solver.update(torch.tensor(X)[rows], torch.tensor(Y)[rows], torch.tensor(weight)[rows])
-    np.testing.assert_allclose(engine.head[:, :-1], model.head.weight.detach(), atol=1e-8)
+    np.testing.assert_allclose(engine.memory("W", "heads")[:, :-1], model.head.weight.detach(), atol=1e-8)
     assert engine.samples == pytest.approx(solver.samples)
     mean, leverage = engine.predict_with_leverage(X)
     Phi = np.c_[X, np.ones(40)]
     np.testing.assert_allclose(leverage, ((Phi @ solver.covariance().numpy()) * Phi).sum(1), rtol=1e-8)
-    np.testing.assert_allclose(mean, Phi @ engine.head.T, rtol=1e-10)
+    np.testing.assert_allclose(mean, Phi @ engine.memory("W", "heads").T, rtol=1e-10)
     one, other = (Engine(5, 2, (6,), forgetting=0.99, seed=2) for _ in range(2))
     one.learn(X, Y, np.where(weight < 0.5, 0.0, 1.0))
     other.learn(X[weight >= 0.5].copy(), Y[weight >= 0.5].copy())

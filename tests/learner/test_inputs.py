@@ -79,7 +79,7 @@ def test_columns_are_encoded_as_those_of_a_table():
     }
     command = TableModel("y", seed=np.random.RandomState(0).randint(2**31 - 1))
     result = command.learn(RowBlock(columns, np.arange(300), str, [], {}))
-    assert list(model._encoder.names) == list(command.inputs.names)
+    assert list(model._learner.inputs.names) == list(command.inputs.names)
     np.testing.assert_array_equal(mine, result.predictions)
 
 
@@ -125,7 +125,7 @@ def test_a_column_of_many_texts_gets_the_mean_of_the_targets_before_each_row(few
             sums[shop], counts[shop] = sums.get(shop, 0.0) + y[i], counts.get(shop, 0) + 1
             targets.append(y[i])
     assert [name for name in encoder.names if "=" in name] == [f"shop={shop}" for shop in named]
-    again = frames.FrameEncoder.of_state(list(X), 1, Entries("state", {"inputs": encoder.state_dict()}))
+    again = frames.FrameEncoder.from_state(Entries("state", {"inputs": encoder.state_dict()}), X, X.shape[1])
     np.testing.assert_array_equal(again.encode(again.read(X), len(X)), encoder.encode(encoder.read(X), len(X)))
     unknown = encoder.read(X[:1].assign(shop="never seen"))
     assert encoder.encode(unknown, 1)[0, encoder.names["shop:mean"]] == pytest.approx(np.mean(targets))
@@ -140,7 +140,7 @@ def test_the_division_into_frames_does_not_matter(kind, rows, few_indicators):
     whole, parts = kind(random_state=0).partial_fit(X, y), kind(random_state=0)
     for at in range(0, 120, 7):
         parts.partial_fit(X[at : at + 7], y[at : at + 7])
-    one, two = (each._encoder for each in (whole, parts))
+    one, two = (each._learner.inputs for each in (whole, parts))
     assert list(one.names) == list(two.names)
     assert list(one.levels) == list(two.levels)
     assert all(np.array_equal(levels.sums, two.levels[name].sums) for name, levels in one.levels.items())
@@ -214,10 +214,10 @@ def test_pandas_dtypes_with_missing_values():
     for kinds in ({"city": "category", "grade": str}, {"grade": object}):  # texts, and numbers among objects
         np.testing.assert_array_equal(model.predict(plain.astype(kinds)), expected)
     assert isinstance(days["time"].iloc[0], datetime.date)
-    assert SepSARegressor(random_state=0).partial_fit(days, y)._encoder.kinds["time"] == "dates"
+    assert SepSARegressor(random_state=0).partial_fit(days, y)._learner.inputs.kinds["time"] == "dates"
     lengths = plain.assign(time=plain["time"] - plain["time"].min())
     model = SepSARegressor(random_state=0).partial_fit(lengths, y)
-    assert list(model._encoder.names).count("time") == 1  # a duration is a number, of seconds
+    assert list(model._learner.inputs.names).count("time") == 1  # a duration is a number, of seconds
 
 
 def test_columns_without_names_are_found_by_position():
@@ -225,7 +225,7 @@ def test_columns_without_names_are_found_by_position():
     X.columns = range(5)
     model = SepSARegressor(random_state=0).partial_fit(X, y)
     assert not hasattr(model, "feature_names_in_")
-    assert list(model._encoder.kinds) == ["x0", "x1", "x2", "x3", "x4"]
+    assert list(model._learner.inputs.kinds) == ["x0", "x1", "x2", "x3", "x4"]
     copy = SepSARegressor.from_bytes(model.to_bytes())
     np.testing.assert_array_equal(copy.predict(X), model.predict(X))
     with pytest.raises(ValueError, match="X has 4 features, but SepSARegressor is expecting 5"):
@@ -405,7 +405,7 @@ def test_missing_texts_and_categories_have_no_indicator():
     X.loc[1::3, "grade"] = np.nan
     X.loc[::4, "time"] = pd.NaT
     model = SepSARegressor(random_state=0).partial_fit(X, y)
-    names = list(model._encoder.names)
+    names = list(model._learner.inputs.names)
     seen = model._check_rows(X)
     cities = [i for i, name in enumerate(names) if name.startswith("city=")]
     assert len(cities) == 3
@@ -420,8 +420,8 @@ def test_missing_texts_and_categories_have_no_indicator():
     for missing in (None, np.nan, pd.NA, "", "NA", "?"):
         np.testing.assert_array_equal(model.predict(X.assign(city=missing)), model.predict(X.assign(city=None)))
     empty = SepSARegressor(random_state=0).partial_fit(X.assign(city=None), y)  # a column that comes to life later
-    assert empty._encoder.kinds["city"] is None
-    assert empty.partial_fit(X, y)._encoder.kinds["city"] == "texts"
+    assert empty._learner.inputs.kinds["city"] is None
+    assert empty.partial_fit(X, y)._learner.inputs.kinds["city"] == "texts"
 
 
 UNUSABLE = {

@@ -150,5 +150,5 @@ def test_an_unknown_option_names_the_class_and_the_closest_one():
     ):
         with pytest.raises(TypeError, match=words):
             kind(**{option: 1})
-    with pytest.raises(TypeError, match="takes hidden_layer_sizes and activation by position, others by name"):
+    with pytest.raises(TypeError, match="takes from 1 to 3 positional arguments but 4 were given"):
         REGRESSOR((4,), "relu", "adam")

@@ -20,6 +20,7 @@ from sepsa.learner.arithmetic import bounds
 from sepsa.learner.arithmetic.body import GELU, activate, cosines
 from sepsa.learner.arithmetic.robust import follow_quantile
 from sepsa.learner.engine import Engine
+from sepsa.learner.engine.calls import kernels_of
 from sepsa.learner.experts import network
 from sepsa.learner.stream_learner import WARM_UP, StreamLearner
 from sepsa.states.tree import tensors_of
@@ -98,7 +99,7 @@ def test_an_input_rescaled_changes_no_prediction_of_a_linear_head(g):
     before = engine.predict_with_leverage(X)
     own = up if g > 1 else down
     workspace = np.zeros(engine.memory.layout.workspace)
-    engine._ready().run(CALL(code.address(own)), workspace, X[:1], None, None, y[:1])
+    kernels_of(engine._core).run(CALL(code.address(own)), workspace, X[:1], None, None, y[:1])
     assert engine.memory("SCALE", "network").tolist() == [1.0, 1 / g, 1.0]
     for one, other in zip(engine.predict_with_leverage(X), before, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9)
@@ -132,7 +133,8 @@ def test_the_module_is_the_engines_body():
     X = np.random.default_rng(1).standard_normal((5, 3))
     features = module(torch.tensor(X)).detach().numpy()
     assert features.shape == (5, module.out_features)
-    np.testing.assert_allclose(engine.predict(X), features @ engine.head[:, :-1].T + engine.head[:, -1], rtol=1e-5)
+    W = engine.memory("W", "heads")
+    np.testing.assert_allclose(engine.predict(X), features @ W[:, :-1].T + W[:, -1], rtol=1e-5)
     assert FourierFeatures(3, 8, skip=False)(torch.zeros(2, 3)).shape == (2, 8)
     with pytest.raises(ValueError, match="units must be an integer of at least 1, got 0"):
         FourierFeatures(3, 0)

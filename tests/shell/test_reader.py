@@ -77,7 +77,7 @@ def test_a_category_is_a_name_in_every_interface_and_a_text_that_spells_a_number
         assert invoke(shlex.split(line)).exit_code == 0
         saved = sepsa.load(f"{len(named)}.sepsa")
         for names in (
-            estimator._encoder.names,
+            estimator._learner.inputs.names,
             learner._learner.inputs.names,
             from_arrow._learner.inputs.names,
             saved.inputs.names,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import warnings
-import zlib
 from collections.abc import Hashable, Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,10 +32,9 @@ from sepsa.interrupt import DeferredInterrupt, locked, new_lock
 from sepsa.learner.arithmetic.robust import HUGE
 from sepsa.learner.memory.parts import Floats
 from sepsa.states import schema
-from sepsa.states.file import dumps, view
 from sepsa.states.objects import Saves, check_stamp, rebuilt_as, stamp
 from sepsa.states.plain import pack_label, unpack_labels
-from sepsa.states.tree import Tree
+from sepsa.states.sealed import sealed, unsealed
 from sepsa.validation import at_least, in_range, is_number
 
 if TYPE_CHECKING:
@@ -568,14 +566,13 @@ class SepSAForecaster(Saves):
         bits.
         """
         state = {
-            "checksum": 0,
             "names": None if self._names is None else [pack_label(name) for name in self._names],
             "inputs": [pack_label(name) for name in self._inputs],
             "frame": self._frame,
             "column": self._column,
             **self._window.state_dict(),
         }
-        return state | {"checksum": checksum(state)}
+        return sealed(state)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a saved state.
@@ -592,11 +589,7 @@ class SepSAForecaster(Saves):
 
     def _load(self, state_dict: Any) -> None:
         """Load a state into this new forecaster."""
-        new = schema.read("state_dict", state_dict, set(self.state_dict()))
-        with schema.settings("state_dict"):
-            told = checksum(state_dict)
-        if new["checksum"] != told:
-            raise new.damaged("checksum", "that of the other entries", schema.brief(new["checksum"]))
+        new = unsealed("state_dict", state_dict, set(self.state_dict()))
         self._names = None if new["names"] is None else list(unpack_labels(new, "names"))
         self._inputs = list(unpack_labels(new, "inputs"))
         self._frame, self._column = new["frame"], new["column"]
@@ -626,15 +619,6 @@ def check_bounds(bounds: Any) -> tuple[float, float]:
     if not ends[0] < ends[1]:
         raise ValueError(f"bounds must be in order, the lower one first, got {bounds!r}")
     return ends
-
-
-def checksum(state: dict[str, Any]) -> int:
-    """The CRC-32 of all other entries, by which a state that was changed is refused."""
-    tree = Tree()
-    crc = zlib.crc32(dumps(tree.encode(state | {"checksum": 0}, "state")).encode())
-    for array in tree.tensors:
-        crc = zlib.crc32(view(array), crc)
-    return crc
 
 
 def check_coverage(coverage: float, name: str = "coverage") -> float:

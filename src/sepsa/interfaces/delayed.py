@@ -14,7 +14,7 @@ from sepsa.interrupt import DeferredInterrupt, locked, new_lock
 from sepsa.states import schema
 from sepsa.states.objects import Saves, has_state, rebuilt_as
 from sepsa.states.plain import pack_label, packed, unpack_label
-from sepsa.states.tree import MISFITS
+from sepsa.states.sealed import sealed, unsealed
 from sepsa.validation import at_least
 
 
@@ -150,11 +150,9 @@ class Delayed(Saves, base.Wrapper, base.Estimator, BaseEstimator):  # type: igno
     def state_dict(self) -> dict[str, Any]:
         """Return the model's state and the open samples as nested dicts and lists of arrays, numbers and strings."""
         with self._lock:
-            return {
-                "model": self.model.state_dict() if has_state(self.model) else None,
-                "open": np.frombuffer(json.dumps(self._open).encode(), np.uint8).copy(),
-                "dropped": self.dropped_ids_,
-            }
+            model = self.model.state_dict() if has_state(self.model) else None
+            waiting = np.frombuffer(json.dumps(self._open).encode(), np.uint8)
+            return sealed({"model": model, "open": waiting, "dropped": self.dropped_ids_})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a saved state.
@@ -165,21 +163,13 @@ class Delayed(Saves, base.Wrapper, base.Estimator, BaseEstimator):  # type: igno
         Raises:
             ValueError: An entry is missing or wrong; the message names it and nothing changed.
         """
-        new = schema.read("state_dict", state_dict, {"model", "open", "dropped"})
-        text, dropped = new.array("open", (None,), np.uint8).tobytes(), new.integer("dropped")
-        try:
-            waiting = json.loads(text)
-            again = {packed(unpack_label("id", json.loads(id))): line_of(read_sample(waiting[id])) for id in waiting}
-        except MISFITS:
-            waiting, again = {}, None
-        if again != waiting:
-            raise new.damaged("open", "samples as `state_dict` writes them", f"{len(text)} bytes")
+        new = unsealed("state_dict", state_dict, {"model", "open", "dropped"})
         if (new["model"] is None) == has_state(self.model):
             raise new.damaged("model", "the state of the model that is wrapped", schema.kind_of(new["model"]))
         with self._lock:
             if new["model"] is not None:
                 self.model.load_state_dict(new["model"])
-            self._open, self.dropped_ids_ = waiting, dropped
+            self._open, self.dropped_ids_ = json.loads(new["open"].tobytes()), new["dropped"]
 
 
 def line_of(sample: Sequence[Any]) -> str:

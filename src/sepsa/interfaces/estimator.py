@@ -23,17 +23,17 @@ from sepsa.learner.arithmetic.robust import HUGE
 from sepsa.learner.columns.frame import FrameEncoder, all_numbers, as_pandas, check_numbers, in_order, is_frame
 from sepsa.learner.columns.inputs import CLASS_MEANS
 from sepsa.learner.columns.reader import Column
-from sepsa.learner.learner import Learner, NewInput
+from sepsa.learner.learner import Learner, Names
 from sepsa.learner.memory.parts import Floats
-from sepsa.learner.options import Options, body_of, of_estimator, widths
+from sepsa.learner.options import Options, body_of, of_estimator
 from sepsa.learner.rows import dense, row_parts
 from sepsa.learner.scales import order_of_columns
-from sepsa.learner.stream_learner import TELL, WARM_UP, StreamLearner
+from sepsa.learner.stream_learner import TELL, WARM_UP, NewInput, StreamLearner
 from sepsa.learner.table_fit import batch_fit
 from sepsa.learner.table_fit.committee import Committee
-from sepsa.states import schema
 from sepsa.states.schema import Entries
-from sepsa.validation import at_least, beyond_floats, one_of
+from sepsa.states.sealed import sealed, unsealed
+from sepsa.validation import at_least, beyond_floats
 
 if TYPE_CHECKING:
     from typing import Self
@@ -47,20 +47,9 @@ NUMBERS = {"dtype": np.float64, "order": "C", "ensure_all_finite": "allow-nan"} 
 class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
     """The base of the regressor and the classifier: a learner of rows of numbers, and its state."""
 
-    _EXTRA: tuple[str, ...] = ()  # the entries of a state that only one of the two estimators has
     _OWN = ("_learner", "_columns")  # is learned, as what ends with _
-
-    def _extra_state(self) -> dict[str, Any]:
-        return {}
-
-    def _load_extra_state(self, state: Entries) -> None:
-        """Set the attributes that these entries hold."""
-
-    @property
-    def _encoder(self) -> FrameEncoder | None:
-        """That of DataFrames that do not hold numbers alone."""
-        encoder: FrameEncoder | None = self._learner.inputs
-        return encoder
+    classes_: NDArray[Any]  # of a classifier, and the output of each
+    _columns: NDArray[np.intp]
 
     def _new_body(self, inputs: int, outputs: int, seed: int, for_fit: bool = False, **more: Any) -> StreamLearner:
         """A learner with this estimator's parameters, which are checked, and more options; `for_fit` trains it."""
@@ -101,7 +90,7 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
         names = self._input_names(X.shape[1])
         order = None if names is None else order_of_columns(dense(X[:WARM_UP]), names)
         X = X if order is None else X[:, order]
-        layers = (50,) if isinstance(self.hidden_layer_sizes, str) else widths(self.hidden_layer_sizes)
+        layers = of_estimator(self.get_params(deep=False), for_fit=True)["hidden"]
         speed = min(1.0, (64 / (X.shape[1] + sum(layers[-1:]) + 1)) ** 2)  # the curvature costs p², the rest is little
         forgetting = self.forgetting
         if forgetting == "auto":
@@ -125,7 +114,7 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
                 passes=at_least("max_iter", self.max_iter, 1),
                 rate=batch_fit.RATE if self.learning_rate == "auto" else self.learning_rate,
                 forgetting=forgetting,
-                batch=None if self.batch_size == "auto" else at_least("batch_size", self.batch_size, 1),
+                batch=None if self.batch_size == "auto" else self.batch_size,
                 visits=int(batch_fit.VISITS * speed),
                 verbose=bool(self.verbose),
             ),
@@ -156,65 +145,65 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
 
     def _numbers(self, X: Any, Y: Floats, shuffled: bool = False) -> tuple[Any, Sequence[NewInput]]:
         """Rows of numbers (n, inputs), dense or CSR, and the inputs that they are the first to need."""
-        if self._encoder is None:
+        if self._learner.inputs is None:
             return X, ()
-        rows, new_inputs, said = self._encoder.learn(X, Y, shuffled)
+        rows, new_inputs, said = self._learner.inputs.learn(X, Y, shuffled)
         for text in said:
             warnings.warn(text, UserWarning, stacklevel=5)
         return rows, new_inputs
 
+    @property
+    def _names(self) -> list[Any] | None:
+        """The names of the columns, if they have names."""
+        names = getattr(self, "feature_names_in_", None)
+        return None if names is None else list(names)
+
     def _input_names(self, inputs: int) -> Sequence[Any] | None:
         """The names of the inputs, by which equal ones are ordered; None where they stay in the order they have."""
-        if self._encoder is not None:
+        if self._learner.inputs is not None:
             return None  # in the order of their names already
-        names = getattr(self, "feature_names_in_", None)
-        return range(inputs) if names is None else list(names)
+        return self._names or range(inputs)
 
     def _means(self, outputs: int) -> int:
         """Of how many targets a column of many texts has means."""
         return max(1, min(outputs, CLASS_MEANS)) if isinstance(self, RegressorMixin) else CLASS_MEANS
 
+    def _know(self, outputs: Names, dtype: Any) -> None:
+        """Set the sorted classes of a classifier, and the output of each."""
+        self.classes_, self._columns = np.unique(np.array([*outputs], dtype), return_index=True)
+
     # ------------------------------------------------------------------ rows
 
-    def _read_frame(self, X: Any, learn: bool = True, y: Any = None) -> dict[str, Column] | None:
-        """The columns of a DataFrame that does not hold numbers alone, by their names; else None."""
-        encoder, new = self._encoder, self._learner.body is None and is_frame(X) and not all_numbers(X)
-        if encoder is None and not new:
-            return None
+    def _read(self, X: Any, learn: bool = True, y: Any = None) -> tuple[Any, dict[str, Column] | None]:
+        """X with its columns in the order in which they were learned, and the columns by name of one not of numbers."""
+        encoder, first, names = self._learner.inputs, self._learner.body is None, self._names
+        if is_frame(X) and not first:
+            X = in_order(X, names)
+        if encoder is None and not (first and is_frame(X) and not all_numbers(X)):
+            if is_frame(X):
+                check_numbers(X)
+            return X, None
         if not is_frame(X):
-            columns = ", ".join(
-                repr(str(name)) for name in [*getattr(self, "feature_names_in_", getattr(encoder, "kinds", ()))][:10]
-            )
+            columns = ", ".join(repr(str(name)) for name in [*(names or encoder.kinds)][:10])
             raise ValueError(f"X must be a DataFrame with the columns {columns}, as before, got {type(X).__name__}")
-        validate_data(self, X, reset=new, skip_check_array=True)
-        names = getattr(self, "feature_names_in_", None)
+        validate_data(self, X, reset=first, skip_check_array=True)
         if encoder is None:
-            means = self._means(sum(np.asarray(y).shape[1:2]) or 1)
-            encoder = FrameEncoder(names, X.shape[1], means)
+            outputs = sum(np.asarray(y).shape[1:2]) or 1
+            encoder = FrameEncoder(self._names, X.shape[1], self._means(outputs))
         elif learn:
             encoder = deepcopy(encoder)
         if learn:
             self._learner = self._learner._replace(inputs=encoder)
-        return encoder.read(X, first=learn)
-
-    def _in_order(self, X: Any) -> Any:
-        """X with its columns in the order in which they were learned, where it is a DataFrame with their names."""
-        if not is_frame(X):
-            return X
-        X = in_order(X, getattr(self, "feature_names_in_", None))
-        if self._encoder is None:
-            check_numbers(X)
-        return X
+        return X, encoder.read(X, first=learn)
 
     def _is_plain(self, X: Any, *more: Any) -> bool:
         """Whether a few rows are finite arrays like those learned, for which all checks would take longer than them."""
         return (
             all(type(part) is np.ndarray and part.dtype.kind in "biuf" and 0 < len(part) <= FEW for part in (X, *more))
             and X.dtype == np.float64
-            and X.ndim == 2
             and self._learner.body is not None
             and self._learner.inputs is None
-            and X.shape[1] == self.n_features_in_
+            and X.shape[1:] == (self.n_features_in_,)
             and not hasattr(self, "feature_names_in_")
             and all(part.shape == (len(X),) and np.isfinite(part).all() for part in more)
             and not np.isinf(X).any()
@@ -227,10 +216,9 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
             return X
         X = as_pandas(X)
         with explained(X=X):
-            X = self._in_order(X)
-            columns = self._read_frame(X, learn=False)
-            if columns is not None and self._encoder is not None:
-                return check_array(self._encoder.encode(columns, len(X)), **NUMBERS)
+            X, columns = self._read(X, learn=False)
+            if columns is not None:
+                return check_array(self._learner.inputs.encode(columns, len(X)), **NUMBERS)
             return validate_data(self, X, reset=False, accept_sparse="csr", **NUMBERS)
 
     def _predict(self, X: ArrayLike) -> Floats:
@@ -241,11 +229,10 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
     ) -> tuple[Any, NDArray[Any], Floats]:
         """Rows (n, inputs), or the columns of a DataFrame, targets and weights (n,), checked."""
         if sample_weight is None and self._is_plain(X, y):
-            return X, np.asarray(y), np.ones(np.shape(y))
+            return X, np.asarray(y), np.ones(len(X))
         X, first = as_pandas(X), self._learner.body is None
         with explained(X=X, y=y, sample_weight=sample_weight):
-            X = X if first else self._in_order(X)
-            columns = self._read_frame(X, y=y)
+            X, columns = self._read(X, y=y)
             if columns is None:
                 X, targets = validate_data(self, X, y, reset=first, accept_sparse="csr", **NUMBERS, **checks)
             else:
@@ -271,14 +258,16 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
         An estimator with the same parameters that loads it continues with the same bits.
         """
         check_is_fitted(self)
-        names = getattr(self, "feature_names_in_", None)
-        return {
-            "estimator": type(self).__name__,
-            "learner": self._learner.state_dict(),
-            "feature_names": None if names is None else [str(name) for name in names],
-            "n_iter": getattr(self, "n_iter_", None),
-            **self._extra_state(),
-        }
+        classes = getattr(self, "classes_", None)
+        return sealed(
+            {
+                "estimator": type(self).__name__,
+                "learner": self._learner.state_dict(),
+                "feature_names": None if self._names is None else list(map(str, self._names)),
+                "n_iter": getattr(self, "n_iter_", None),
+                "dtype": None if classes is None else classes.dtype.str,
+            }
+        )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a saved state.
@@ -290,40 +279,34 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
             ValueError: An entry is missing or wrong; the message names it and nothing changed.
         """
         with self._changed(anew=True) as other:
-            keys = {"estimator", "learner", "feature_names", "n_iter", *self._EXTRA}
-            new = schema.read("state_dict", state_dict, keys)
+            keys = {"estimator", "learner", "feature_names", "n_iter", "dtype"}
+            new = unsealed("state_dict", state_dict, keys)
             new.equal("estimator", type(self).__name__)
             names = new["feature_names"]
-            if names is not None and not all(isinstance(name, str) for name in new.items("feature_names").values):
-                raise new.damaged("feature_names", "texts", names)
 
             def new_body(state: Entries) -> Any:
-                saved = state.mapping("body")
-                fitted = "members" in saved.values  # by `fit`, a committee
-                options: dict[str, Any] = {} if state["inputs"] is not None else {"names": names or ()}
-                if fitted:  # the loss that `fit` has used depends on the weights of its rows
-                    options["loss"] = one_of(saved.path("loss"), saved.values.get("loss"), ("huber", "squared"))
-                body = self._new_body(1, 1, seed=0, for_fit=fitted, **options)
-                return Committee([body]) if fitted else body
+                if "members" not in (saved := state.mapping("body").values):
+                    return self._new_body(1, 1, seed=0)
+                # The loss that `fit` has used depends on the weights of its rows.
+                return Committee([self._new_body(1, 1, seed=0, for_fit=True, loss=saved["loss"])])
 
             def read_inputs(state: Entries) -> FrameEncoder | None:
-                means = self._means(len(state.items("outputs")))
-                return None if state["inputs"] is None else FrameEncoder.of_state(names, means, state)
+                if state["inputs"] is None:
+                    return None
+                count = len(state.mapping("inputs").items("kinds"))
+                return FrameEncoder.from_state(state, names, count, self._means(len(state["outputs"])))
 
-            other._learner = learner = Learner().loaded(new, new_body, read_inputs)
-            if learner.body is None:
-                raise new.damaged("learner", "one that has learned rows", None)
+            other._learner = learner = Learner.loaded(new, new_body, read_inputs)
             columns = learner.body.engine.inputs if learner.inputs is None else len(learner.inputs.kinds)
             if learner.inputs is None and not isinstance(learner.body, Committee):
                 learner.body.names = names or range(columns)
             other.n_features_in_ = columns
             if names is not None:
-                if len(names) != columns:
-                    raise new.damaged("feature_names", f"the names of {columns} columns", names)
                 other.feature_names_in_ = np.array(names, dtype=object)
             if new["n_iter"] is not None:
-                other.n_iter_ = new.integer("n_iter", 1)
-            other._load_extra_state(new)
+                other.n_iter_ = new["n_iter"]
+            if new["dtype"] is not None:
+                other._know(learner.outputs, new["dtype"])
 
 
 def check_sizes(target: float) -> None:

@@ -31,6 +31,7 @@ from sepsa.interfaces.river_input import (
     DataFrame,
     Series,
     frame_of,
+    in_order,
     read_frame,
     read_row,
     read_target,
@@ -45,8 +46,8 @@ from sepsa.learner.learner import Learner, Names, class_codes, indicators
 from sepsa.learner.memory.parts import Floats
 from sepsa.learner.options import RiverOptions
 from sepsa.learner.stream_learner import WARM_UP, StreamLearner
-from sepsa.states import schema
 from sepsa.states.objects import rebuilt_as
+from sepsa.states.sealed import sealed, unsealed
 
 
 class StreamModel(Model, RiverOptions, base.Estimator):
@@ -54,12 +55,12 @@ class StreamModel(Model, RiverOptions, base.Estimator):
 
     _regression = True
     _first_outputs: Names = {}  # noqa: RUF012  that are known before the first row
+    _target_name: str | None = None
     _ignores = False  # whether features were ignored, and the user told
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._learner = Learner(Features({}, {}), self._first_outputs)
-        self._target_name: str | None = None
         self._lock = new_lock()
         self._new_body(1, 1)  # checks the options
 
@@ -95,7 +96,7 @@ class StreamModel(Model, RiverOptions, base.Estimator):
         A model with the same parameters that loads it continues with the same bits.
         """
         state = {"target_name": self._target_name, "learner": self._learner.state_dict()}
-        return {"model": type(self).__name__} | state
+        return sealed({"model": type(self).__name__} | state)
 
     @locked
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -107,12 +108,9 @@ class StreamModel(Model, RiverOptions, base.Estimator):
         Raises:
             ValueError: An entry is missing or wrong; the message names it and nothing changed.
         """
-        new = schema.read("state_dict", state_dict, {"model", "target_name", "learner"})
+        new = unsealed("state_dict", state_dict, {"model", "target_name", "learner"})
         new.equal("model", type(self).__name__)
-        if new["target_name"] is not None and not isinstance(new["target_name"], str):
-            raise new.damaged("target_name", "a string or None", new["target_name"])
-        unlearned = Learner(outputs=self._first_outputs)
-        learner = unlearned.loaded(new, lambda _: self._new_body(1, 1), Features.from_state)
+        learner = Learner.loaded(new, lambda _: self._new_body(1, 1), Features.from_state)
         self.__dict__.update(_learner=learner, _target_name=new["target_name"])
 
     # ------------------------------------------------------------------ one sample
@@ -149,16 +147,13 @@ class StreamModel(Model, RiverOptions, base.Estimator):
     def _predict_row(self, x: dict[Any, Any]) -> list[float]:
         """The outputs for x."""
         inputs, outputs, body, _ = self._learner
-        values = values_in_order(x, inputs.names, body)
-        if values is None or body is None:
-            values = in_columns(*read_row(x), inputs.names)[0].tolist()
+        values = values_in_order(x, inputs.names, body) or in_order(x, inputs.names)
         return [0.0] * len(outputs) if body is None else body.predict_row(values)
 
     def _distributions(self, x: dict[Any, Any]) -> list[proba.Gaussian]:
         """A normal distribution for each output; mean and deviation are 0 before the first sample."""
         inputs, outputs, body, _ = self._learner
-        values = values_in_order(x, inputs.names, body)
-        X = in_columns(*read_row(x), inputs.names) if values is None else np.array([values], np.float64)
+        X = np.array([values_in_order(x, inputs.names, body) or in_order(x, inputs.names)], np.float64)
         found = np.zeros((2, 1, len(outputs))) if body is None else body.predict_with_deviation(X)
         return [
             proba.Gaussian._from_state(n=1, m=float(m), var=float(s) ** 2, ddof=0)  # type: ignore[no-untyped-call]
@@ -271,9 +266,7 @@ class SepSARegressor(StreamModel, base.MiniBatchRegressor):
             A number, or a `river.proba.Gaussian` whose variance is σ² (1 + φᵀBφ), with σ from recent errors.
         """
         with self._lock:
-            if with_dist:
-                return self._distributions(x)[0]
-            return self._predict_row(x)[0]
+            return (self._distributions if with_dist else self._predict_row)(x)[0]
 
     def _answers(self, scores: Floats) -> Floats:
         return scores[:, 0]
@@ -315,9 +308,8 @@ class SepSAMultiTargetRegressor(StreamModel, base.MultiTargetRegressor):  # type
             Numbers by target, or `river.proba.Gaussian`s with variances σ² (1 + φᵀBφ), with σ from recent errors.
         """
         with self._lock:
-            if with_dist:
-                return dict(zip(self._learner.outputs, self._distributions(x), strict=True))
-            return dict(zip(self._learner.outputs, self._predict_row(x), strict=True))
+            found = (self._distributions if with_dist else self._predict_row)(x)
+            return dict(zip(self._learner.outputs, found, strict=True))
 
     @locked
     def learn_many(self, X: DataFrame, y: DataFrame, w: float | Series = 1.0) -> None:

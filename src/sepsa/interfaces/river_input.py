@@ -12,6 +12,7 @@ from river.utils import dataframe
 from sepsa.learner.columns.frame import as_pandas, read_series
 from sepsa.learner.columns.inputs import date_names, date_parts, numbers_of
 from sepsa.learner.columns.reader import read_value
+from sepsa.learner.features import in_columns
 from sepsa.learner.learner import Names
 from sepsa.learner.memory.parts import Floats
 from sepsa.learner.stream_learner import StreamLearner
@@ -27,18 +28,17 @@ def values_in_order(x: Any, names: Names, learner: StreamLearner | None = None) 
     """
     if type(x) is not dict:  # another mapping, as a defaultdict, may return values for keys it does not have
         return None
+    values = list(map(x.get, names))
     try:
-        if len(x) == len(names) and x:
-            values = list(map(x.__getitem__, names))
-            if math.isfinite(sum(values, 0.0)):
-                return values
-    except (KeyError, TypeError, OverflowError):
+        if len(x) == len(names) and x and math.isfinite(sum(values, 0.0)):
+            return values
+    except (TypeError, OverflowError):
         pass
     try:
-        if learner is not None and learner.fixed and x.keys() <= names.keys():
-            values = list(map(x.get, names))
-            if math.isfinite(sum((value for value in values if value is not None and value == value), 0.0)):
-                return [math.nan if value is None else value for value in values]
+        if learner is None or not learner.fixed or not x.keys() <= names.keys():
+            return None
+        if math.isfinite(sum((value for value in values if value is not None and value == value), 0.0)):
+            return [math.nan if value is None else value for value in values]
     except (TypeError, ValueError, OverflowError):
         pass
     return None
@@ -88,6 +88,12 @@ def read_row(x: Any) -> tuple[list[Hashable], Floats]:
         raise TypeError(f"x must be a dict of features, got {type(x).__name__}")
     pairs = [pair for name, value in x.items() for pair in read_feature(f"x[{name!r}]", name, value)]
     return [name for name, _ in pairs], np.array([[value for _, value in pairs]], np.float64)
+
+
+def in_order(x: Any, names: Names) -> list[float]:
+    """The values of a sample in the order of `names`, NaN where it has none."""
+    values: list[float] = in_columns(*read_row(x), names)[0].tolist()
+    return values
 
 
 def read_feature(what: str, name: Hashable, value: Any) -> list[tuple[Hashable, float]]:

@@ -33,8 +33,7 @@ from sepsa.learner.memory.parts import Floats
 from sepsa.learner.options import ClassifierOptions
 from sepsa.learner.rows import dense, row_parts
 from sepsa.states.objects import rebuilt_as
-from sepsa.states.schema import Entries, brief, check_memory
-from sepsa.validation import not_negative
+from sepsa.validation import not_negative, one_of
 
 Labels = NDArray[Any]
 
@@ -249,8 +248,6 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         True
     """
 
-    _columns: NDArray[np.intp]  # the learner's output for each of classes_
-
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> SepSAClassifier:
         """Forget everything and learn the rows in shuffled passes.
 
@@ -314,8 +311,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
             probability 0. Where there are none, as for the first row of all, the label is empty, "" or 0, and all
             probabilities are 0.
         """
-        if method not in ("predict", "predict_proba"):
-            raise ValueError(f"method must be 'predict' or 'predict_proba', got {method!r}")
+        one_of("method", method, ("predict", "predict_proba"))
         with lock_of(self):
             scores, losses = self._learn_labels(X, y, classes, sample_weight, method == "predict_proba")
             names, outputs = self.classes_, self._columns
@@ -383,30 +379,6 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         """
         log_proba = np.log(self._probabilities(X))
         return log_proba[..., 1] - log_proba[..., 0] if log_proba.shape[-1] == 2 else log_proba
-
-    _EXTRA = ("dtype", "calibration_loss")
-
-    def _extra_state(self) -> dict[str, Any]:
-        losses = self._learner.losses
-        return {"dtype": self.classes_.dtype.str, "calibration_loss": None if losses is None else losses.copy()}
-
-    def _load_extra_state(self, state: Entries) -> None:
-        outputs = self._learner.outputs
-        if not {*map(type, outputs)} <= {str, bool, int, float}:
-            raise state.damaged("learner", "one of classes that are strings or numbers", brief([*outputs]))
-        try:
-            dtype = np.dtype(state["dtype"])
-            check_memory(state.path("dtype"), dtype.itemsize * len(outputs))
-            self._know(outputs, dtype)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise state.damaged("dtype", "that of the classes", error) from None
-        if len(self.classes_) < len(outputs):
-            raise state.damaged("dtype", "one in which classes differ", dtype)
-        losses = state["calibration_loss"]
-        if losses is not None or state["n_iter"] is not None:
-            several = getattr(losses, "ndim", 0) == 2 and [*outputs] == [*range(len(outputs))]
-            losses = state.array("calibration_loss", no_losses(*[len(outputs)] * several).shape, low=0.0)
-        self._learner = self._learner._replace(losses=losses)
 
     def _scores(self, X: ArrayLike) -> Floats:
         return self._predict(X)[:, self._columns]  # raises NotFittedError before `_columns` is missed
@@ -479,10 +451,6 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         if len(outputs) > len(self.classes_) or labels.dtype != self.classes_.dtype:
             self._know(outputs, np.result_type(labels, self.classes_))
         return outputs, codes
-
-    def _know(self, outputs: Names, dtype: Any) -> None:
-        """Set the sorted classes, and their outputs."""
-        self.classes_, self._columns = np.unique(np.array([*outputs], dtype), return_index=True)
 
     def _tell(self, labels: Labels) -> None:
         """Let these classes be known before their first row."""

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sepsa.learner.arithmetic.robust import HUGE
-from sepsa.learner.learner import Names, NewInput
+from sepsa.learner.learner import Names
 from sepsa.learner.memory.parts import Floats
 from sepsa.learner.scales import is_indicator, moments, reciprocal
+from sepsa.learner.stream_learner import NewInput
 from sepsa.states.plain import pack_label, unpack_label, unpack_labels
 from sepsa.states.schema import Entries
 
@@ -62,20 +63,14 @@ class Features(NamedTuple):
     def state_dict(self) -> dict[str, Any]:
         return {
             "names": [pack_label(name) for name in self.names],
-            "pending": [[pack_label(name), list(values)] for name, values in self.pending.items()],
+            "pending": [[pack_label(name), values] for name, values in self.pending.items()],
         }
 
     @classmethod
     def from_state(cls, state: Entries) -> Features:
-        """The features of which `state_dict` returned the entry "inputs"; ValueError where that is damaged."""
+        """The features of which `state_dict` returned the entry "inputs"."""
         new = state.entries("inputs", {"names", "pending"})
-        pending, pairs = dict[Hashable, list[float]](), new.items("pending")
-        for i in range(len(pairs)):
-            pair = pairs.items(i, 2)
-            values = pair.items(1).numbers()
-            if not 0 < len(values) < ROWS_FOR_SCALE:
-                raise pairs.damaged(i, f"a name and fewer than {ROWS_FOR_SCALE} values", pair.values)
-            pending[unpack_label(pair.path(0), pair[0])] = values
+        pending = {unpack_label(new.path("pending"), name): list(values) for name, values in new["pending"]}
         return cls(unpack_labels(new, "names"), pending)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sepsa.learner.calibration import label_probabilities, no_losses, probabilities
 from sepsa.learner.memory.parts import Floats
 from sepsa.learner.rows import dense, row_parts
-from sepsa.learner.stream_learner import StreamLearner
+from sepsa.learner.stream_learner import NewInput, StreamLearner
 from sepsa.states.plain import pack_label, unpack_labels
 from sepsa.states.schema import Entries
 
@@ -24,16 +24,6 @@ Label = TypeVar("Label", bound=Hashable)
 Names = dict[Hashable, int]  # each name of an input or an output, with its column number
 NewBody = Callable[[int, int], StreamLearner]  # from the numbers of inputs and outputs
 NONE: Names = {}
-
-
-class NewInput(NamedTuple):
-    """An input that enters at this row, with its mean, its scale and its typical distance from the mean."""
-
-    row: int
-    name: Hashable
-    mean: float
-    scale: float  # 0: the first value that differs from the mean sets it
-    typical: float = 0.7
 
 
 class Learner(NamedTuple):
@@ -105,8 +95,7 @@ class Learner(NamedTuple):
             outputs = told + sum(row <= start for row in output_rows)
             if body is None:
                 body, made = new_body(inputs or X.shape[1], told or outputs), None if told else np.empty((1, 0))
-            arriving = new_inputs[body.engine.inputs - had : inputs]
-            body.grow([(new.mean, new.scale, new.typical) for new in arriving], told)
+            body.grow(new_inputs[body.engine.inputs - had : inputs], told)
             if outputs > body.engine.outputs:
                 made = learn(body.copy(), first, *seen_by(body, dense(X[first]), Y[first]), weight[first])
                 body.grow((), outputs)
@@ -137,24 +126,23 @@ class Learner(NamedTuple):
             "inputs": None if self.inputs is None else self.inputs.state_dict(),
             "outputs": [pack_label(name) for name in self.outputs],
             "body": None if self.body is None else self.body.state_dict(),
+            "losses": self.losses,
         }
 
+    @classmethod
     def loaded(
-        self, state: Entries, new_body: Callable[[Entries], Any], read_inputs: Callable[[Entries], Any]
+        cls, state: Entries, new_body: Callable[[Entries], Any], read_inputs: Callable[[Entries], Any]
     ) -> Learner:
-        """The learner of which `state_dict` returned the entry "learner"; ValueError where that is damaged."""
-        new = state.entries("learner", set(self.state_dict()))
-        outputs, inputs, body = unpack_labels(new, "outputs"), read_inputs(new), None
-        counts = [0 if inputs is None else len(inputs.names), len(outputs)]
-        wanted = [0, len(self.outputs)]
+        """The learner of which `state_dict` returned the entry "learner"."""
+        new = state.entries("learner", set(cls().state_dict()))
+        inputs, outputs, body = read_inputs(new), unpack_labels(new, "outputs"), None
         if new["body"] is not None:
             body = new_body(new)
             body.load_state_dict(new["body"], new.path("body"))
-            wanted = [counts[0] if inputs is None else body.engine.inputs, body.engine.outputs]
-        for entry, count, known in zip(("inputs", "outputs"), wanted, counts, strict=True):
-            if known != count:
-                raise new.damaged(entry, f"{count} names, as the body", known)
-        return Learner(inputs, outputs, body)
+            sizes = body.engine.inputs, body.engine.outputs
+            if (sizes[0] if inputs is None else len(inputs.names), len(outputs)) != sizes:  # kernels trust it
+                raise new.damaged("body", "one of as many inputs and outputs as there are names", sizes)
+        return cls(inputs, outputs, body, new["losses"])
 
 
 def seen_by(body: Any, X: Floats, Y: Floats) -> tuple[Floats, Floats]:

@@ -16,6 +16,7 @@ from dataclasses import KW_ONLY, dataclass, fields
 from difflib import get_close_matches
 from functools import cache
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,7 +36,7 @@ OPTIMIZERS = {"adam": 0.9, "auto": 0.0}
 LOSSES = {"huber": 1, "squared": 0, "squared_error": 0}
 BODIES = ("auto", "fourier", "experts")
 RIDGES = (10.0, 1.0, 100.0)  # the candidates where ridge is "auto"
-FORGETTINGS = (1.0, 0.999, 0.99)
+FORGETTINGS = (0.999, 0.99)  # of small heads beside those that do not forget
 DISCOUNT = 0.99  # per row, of the losses by which heads are weighted
 POWER = 0.5  # of the likelihood in a head's weight: below 1 because errors of neighbouring rows are alike
 
@@ -70,7 +71,7 @@ class NamedOptions:
         texts = {
             name: text for base in cls.__mro__[::-1] for name, text in descriptions().get(base.__name__, {}).items()
         }
-        lines = [f"{name}: {texts[name]}" for names in names_of(cls) for name in names if name in texts]
+        lines = [f"{name}: {texts[name]}" for name in names_of(cls) if name in texts]
         args = "Args:\n" + "\n".join(
             textwrap.fill(line, 112, initial_indent=" " * 4, subsequent_indent=" " * 8) for line in lines
         )
@@ -80,26 +81,19 @@ class NamedOptions:
     if not TYPE_CHECKING:  # type checkers and editors see the constructor of the dataclass
 
         def __new__(cls, *values: Any, **options: Any) -> Self:
-            ordered, named = names_of(cls)
-            known = [*ordered, *named]
-            if len(values) > len(ordered):
-                raise TypeError(
-                    f"{cls.__name__} takes {' and '.join(ordered)} by position, others by name: got {values!r}"
-                )
+            known = names_of(cls)
             for name in options:
                 if name not in known:
                     same = [option for pair in PAIRS if name in pair for option in pair if option in known]
-                    longer = [option for option in known if option.startswith(name)]
-                    closest = same or longer or get_close_matches(name, known, n=1, cutoff=0.4)
+                    closest = same or get_close_matches(name, known, n=1, cutoff=0.4)
                     cure = f"did you mean {closest[0]!r}?" if closest else f"its options are {', '.join(known)}"
                     raise TypeError(f"{cls.__name__} has no option {name!r}: {cure}")
             return super().__new__(cls)
 
 
-def names_of(cls: Any) -> tuple[list[str], list[str]]:
-    """The names of a dataclass's fields that are given by position, and by name alone."""
-    ordered = [field.name for field in fields(cls) if not field.kw_only]
-    return ordered, [field.name for field in fields(cls) if field.kw_only]
+def names_of(cls: Any) -> list[str]:
+    """The names of a dataclass's fields in the order of its constructor."""
+    return [field.name for field in sorted(fields(cls), key=attrgetter("kw_only"))]
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -194,16 +188,10 @@ class EngineOptions(LearnerOptions):
             "rate": tree_parts.RATE,
         }
 
-    def of_kernels(self) -> dict[str, float]:
-        """The options of the record `experts.frame.OPTIONS`."""
-        return {
-            "lr": self.lr,
-            "decay": self.weight_decay,
-            "beta1": OPTIMIZERS[self.optimizer],
-            "discount": DISCOUNT,
-            "power": POWER,
-            "calibration": max(keeps for _, _, keeps in self.heads),
-        }
+    def of_kernels(self) -> tuple[float, ...]:
+        """The options of the record `experts.frame.OPTIONS`, in its order."""
+        calibration = max(keeps for _, _, keeps in self.heads)
+        return self.lr, self.weight_decay, OPTIMIZERS[self.optimizer], DISCOUNT, POWER, calibration
 
 
 @dataclass(eq=False, repr=False)
@@ -295,19 +283,16 @@ def of_estimator(parameters: Mapping[str, Any], for_fit: bool) -> dict[str, Any]
     names = (*meant, *(each.name for each in fields(LearnerOptions)))
     chosen = {name: parameters[name] for name in names}
     chosen |= {name: value for name, value in meant.items() if isinstance(chosen[name], str) and chosen[name] == "auto"}
+    sizes = chosen.pop("hidden_layer_sizes")
+    widths = sizes if isinstance(sizes, Iterable) else (sizes,)
     return {
-        "hidden": tuple(at_least("hidden_layer_sizes", width, 1) for width in widths(chosen.pop("hidden_layer_sizes"))),
+        "hidden": tuple(at_least("hidden_layer_sizes", width, 1) for width in widths),
         "lr": in_range("learning_rate", chosen.pop("learning_rate"), 0.0, math.inf),
         "batch": at_least("batch_size", chosen.pop("batch_size"), 1),
         "skip": True,
         "trees": tree_parts.TABLE_TREES if for_fit else tree_parts.TREES,
         **chosen,
     }
-
-
-def widths(sizes: int | Sequence[int]) -> Sequence[int]:
-    """The widths of hidden layers from `hidden_layer_sizes`."""
-    return sizes if isinstance(sizes, Iterable) else (sizes,)
 
 
 def body_of(body: str, hidden: Any) -> str:
@@ -325,10 +310,9 @@ def candidate_heads(
     """
     features = "both" if skip or not hidden else "hidden"
     ridges = RIDGES if ridge == "auto" else (in_range("ridge", ridge, 0.0, math.inf),)  # type: ignore[arg-type]
+    keeps = 1.0 if forgetting == "auto" else in_range("forgetting", forgetting, 0.0, 1.0)  # type: ignore[arg-type]
+    heads = [(features, strength, keeps) for strength in ridges]
     if forgetting != "auto":
-        keeps = in_range("forgetting", forgetting, 0.0, 1.0)  # type: ignore[arg-type]
-        return [(features, strength, keeps) for strength in ridges]
-    heads = [(features, strength, 1.0) for strength in ridges]
-    if hidden and skip:
-        return [*heads, ("inputs", ridges[0], 1.0), ("inputs", ridges[0], 0.99)]
-    return [*heads, *((features, ridges[0], keeps) for keeps in FORGETTINGS[1:])]
+        return heads
+    small, factors = ("inputs", (1.0, 0.99)) if hidden and skip else (features, FORGETTINGS)
+    return heads + [(small, ridges[0], factor) for factor in factors]

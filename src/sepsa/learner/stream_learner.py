@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from operator import add, sub
 from typing import Any, NamedTuple
 
@@ -48,6 +48,16 @@ MANY = 1 / 20  # share of the rows, bounded, from which on they are hardly outli
 ROWS_TO_RECOGNIZE = 8  # rows by which a running scaler before the learner is recognized
 
 
+class NewInput(NamedTuple):
+    """An input that enters at this row, with its mean, its scale and its typical distance from the mean."""
+
+    row: int
+    name: Hashable
+    mean: float
+    scale: float  # 0: the first value that differs from the mean sets it
+    typical: float = 0.7
+
+
 class FirstRows(NamedTuple):
     """The rows learned while the scales are not fixed, without those of weight zero."""
 
@@ -69,6 +79,7 @@ class StreamLearner:
     order: NDArray[np.intp] | None = None  # the input in each place of the engine; None: as they come
     names: Sequence[Any] | None = None
     learns_whole = True  # a call of `learn` that fails has learned nothing
+    fixed = 0  # the number of rows by which the scales are fixed
     _untold = 0  # rows since it was looked whether many are bounded
 
     def __init__(
@@ -90,7 +101,7 @@ class StreamLearner:
         self.seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
         self.engine = self._new_engine(inputs, outputs)
         self.offset = np.zeros(outputs)
-        self._keep(FirstRows(np.empty((0, inputs)), np.empty((0, outputs)), np.empty(0)))
+        self._first = FirstRows(np.empty((0, inputs)), np.empty((0, outputs)), np.empty(0))
 
     def _new_engine(self, inputs: int, outputs: int) -> Engine:
         options = {"standardize": True, "classes": not self.regression, "seed": self.seed} | self.options
@@ -98,16 +109,6 @@ class StreamLearner:
         if not self.regression:
             engine.set_output_weights(1.0)
         return engine
-
-    def _keep(self, first: FirstRows, fixed: int = 0) -> None:
-        """Hold these first rows, or know that the scales are fixed, by this number of rows."""
-        self._versions, self.fixed = (first, first, 0), fixed
-
-    @property
-    def _first(self) -> FirstRows:
-        """The first rows: those of a step count from the moment on at which the engine has learned it."""
-        before, after, steps = self._versions
-        return before if self.engine.steps < steps else after
 
     @property
     def rows(self) -> int:
@@ -128,31 +129,24 @@ class StreamLearner:
             "regression": self.regression,
             "seed": self.seed,
             "rows": self.rows,
-            "offset": self.offset.copy(),
-            "warm_up": {name: rows.copy() for name, rows in self._first._asdict().items()},
+            "offset": self.offset,
+            "warm_up": self._first._asdict(),
             "engine": self.engine.state_dict(),
-            "order": None if self.order is None else self.order.astype(np.int64),
+            "order": self.order,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], entry: str = "state_dict") -> None:
         """Continue from the result of `state_dict`; a ValueError names the wrong entry and changes nothing."""
         new = schema.read(entry, state_dict, set(self.state_dict()))
         new.equal("regression", self.regression)
+        first, rows = new.entries("warm_up", set(FirstRows._fields)), new.integer("rows")
         with whole_change(self) as other:
             other.engine.load_state_dict(new["engine"], new.path("engine"))
             d, m = other.engine.inputs, other.engine.outputs
-            other.seed = new.integer("seed")
-            other.offset = new.array("offset", (m,))
-            first, rows = new.entries("warm_up", {"X", "Y", "weight"}), new.integer("rows")
-            fixed, n = (rows, 0) if rows >= WARM_UP else (0, rows)
+            other.seed, other.order, other.offset = new["seed"], new["order"], new.array("offset", (m,))
+            other.fixed, n = (rows, 0) if rows >= WARM_UP else (0, rows)
             X, Y = first.array("X", (n, d), missing=True), first.array("Y", (n, m))
-            other._keep(FirstRows(X, Y, first.array("weight", (n,), low=0.0)), fixed)
-            other.order = None if new["order"] is None else new.array("order", (d,), np.int64).astype(np.intp)
-            learned = rows > 0
-            if (other.order is None) != (self.names is None or not learned):
-                raise new.damaged("order", f"{'None' if self.names is None else 'an array'} here", new["order"])
-            if other.order is not None and not np.array_equal(np.sort(other.order), np.arange(d)):
-                raise new.damaged("order", f"each of 0 to {d - 1} once", other.order.tolist())
+            other._first = FirstRows(X, Y, first.array("weight", (n,)))
 
     # ------------------------------------------------------------------ learning
 
@@ -160,14 +154,12 @@ class StreamLearner:
         """Learn rows in order; returns the predictions (n, outputs) made before each batch was learned."""
         weight = np.ones(len(X)) if weight is None else weight
         if self.fixed:
-            out = self._engine_learn(X, Y, weight)
-        elif self.rows and self.rows + len(X) < self._due and len(X) <= self.engine.batch_size:
+            return self._engine_learn(X, Y, weight)
+        if 0 < self.rows < self._due - len(X) and len(X) <= self.engine.batch_size:
             with DeferredInterrupt():  # one step, which is refused before any change
-                out = self._learn_first_rows(X, Y, weight)
-        else:
-            with whole_change(self) as other:
-                out = other._learn_first_rows(X, Y, weight)
-        return out
+                return self._learn_first_rows(X, Y, weight)
+        with whole_change(self) as other:
+            return other._learn_first_rows(X, Y, weight)
 
     @property
     def _due(self) -> int:
@@ -191,23 +183,21 @@ class StreamLearner:
                 warnings.warn(f"{said}: give loss='squared' {cure}", UserWarning, stacklevel=6)
 
     def _learn_first_rows(self, X: Floats, Y: Floats, weight: Floats) -> Floats:
-        out = np.empty_like(Y)
-        batch = self.engine.batch_size
-        at = 0
+        out, batch, at = np.empty_like(Y), self.engine.batch_size, 0
         while at < len(X) and not self.fixed:
-            first, due = self._first, self._due
-            some = slice(at, min(len(X), at + max(batch, -(-(due - self.rows) // batch) * batch)))
+            before, due = self.rows, self._due
+            some = slice(at, at + max(batch, -(-(due - before) // batch) * batch))
             rows = X[some], Y[some], weight[some]
             seen = rows[2] > 0
-            after = FirstRows(*(np.concatenate([old, new[seen]]) for old, new in zip(first, rows, strict=True)))
-            self._versions = (first, after, self.engine.steps + 1)
-            begins = self.rows == 0 and self.regression and seen.any()
+            pairs = zip(self._first, rows, strict=True)
+            first = FirstRows(*(np.concatenate([old, new[seen]]) for old, new in pairs))
+            begins = before == 0 and self.regression and seen.any()
             if begins:
-                self.offset = after.Y[0].copy()
+                self.offset = first.Y[0].copy()
                 self.engine.set_target_offset(self.offset)
             made = self._engine_learn(*rows)
-            out[some] = 0.0 if begins else made
-            if len(first.X) < ROWS_TO_RECOGNIZE <= self.rows and scaled_as_they_came(after.X[:ROWS_TO_RECOGNIZE]):
+            self._first, out[some], at = first, 0.0 if begins else made, some.stop
+            if before < ROWS_TO_RECOGNIZE <= self.rows and scaled_as_they_came(first.X[:ROWS_TO_RECOGNIZE]):
                 warnings.warn(
                     "the first rows look like the output of a running scaler, such as River's StandardScaler; its "
                     "scales change with every row, so that what was learned does not hold for later rows: remove it, "
@@ -216,17 +206,15 @@ class StreamLearner:
                     stacklevel=5,
                 )
             if self.rows >= due:
-                self._relearn(after)
+                self._relearn(first)
             if self.rows >= WARM_UP:
-                self._keep(FirstRows(*(rows[:0] for rows in after)), self.rows)
-            at = some.stop
+                self.fixed, self._first = self.rows, FirstRows(*(rows[:0] for rows in first))
         if self.fixed:
             out[at:] = self._engine_learn(X[at:], Y[at:], weight[at:])
         return out
 
     def _relearn(self, first: FirstRows) -> None:
         """Learn all first rows from the start, at their common scales."""
-        self._keep(first)
         losses = self.engine.calibration_losses
         self.engine = self._new_engine(self.engine.inputs, self.engine.outputs)
         if self.names is not None:
@@ -242,19 +230,17 @@ class StreamLearner:
         """
         robust = self.engine.robust
         if robust:
-            Y = trimmed(Y) if self.regression else Y
             usual = np.median(np.minimum(weight, HUGE))
             weight = np.where(weight > 10 * usual, usual, np.maximum(weight, 0.1 * usual))
+            self.engine.memory("COUNTS", "network")["weight"] = weight.mean()
         parts = [self._input_scales(part, weight) for part in column_parts(X)]
-        mean, scale, typical, centre, excess = (np.concatenate(part) for part in zip(*parts, strict=True))
-        self.engine.set_scaling(mean, scale, typical, centre, excess)
+        self.engine.set_scaling(*(np.concatenate(part) for part in zip(*parts, strict=True)))
         if self.regression:
-            self.engine.set_output_weights(reciprocal(moments(Y, weight)[1]))
-        if robust:
-            self.offset = moments(Y, weight)[0] if self.regression else self.offset
-            self.engine.set_typical_weight(float(weight.mean()))
-            if self.regression:
-                off = Y - self.offset
+            Y = trimmed(Y) if robust else Y
+            mean, variance = moments(Y, weight)
+            self.engine.set_output_weights(reciprocal(variance))
+            if robust:
+                self.offset, off = mean, Y - mean
                 quantiles = quantiles_of_sizes(off, [0.5, 0.8, 0.9])
                 self.engine.set_plausible_targets(quantiles, np.nanmin(off, 0), np.nanmax(off, 0))
         self.engine.set_target_offset(self.offset)
@@ -294,21 +280,17 @@ class StreamLearner:
         self.offset = other.offset
         self.engine.take_network(other.engine)
 
-    def zero_if_missing(self, X: Floats) -> NDArray[np.bool_]:
+    def zero_if_missing(self, X: Floats) -> Any:
         """In which columns a missing value means zero, not the mean.
 
         The network sees a missing value as zero in either case: such a column is measured from zero, in units of its
         root mean square, and others from their mean, in units of their deviation.
         """
         there = ~np.isnan(X)
-        if self.missing == "mean" or there.all():
-            return np.zeros(X.shape[1], bool)
-        some = np.array(~there.all(0) & there.any(0), dtype=bool)
-        if self.missing == "zero":
-            return some
-        share = there.mean(0)
-        for j in np.flatnonzero(some):
-            some[j] = is_indicator(X[there[:, j], j], share[j])
+        some: Any = ~there.all(0) & there.any(0) & (self.missing != "mean")
+        if self.missing == "auto":
+            for j in np.flatnonzero(some):
+                some[j] = is_indicator(X[there[:, j], j], there[:, j].mean())
         return some
 
     def noise_variance(self) -> Floats:
@@ -316,17 +298,18 @@ class StreamLearner:
         return self.engine.noise_variance()
 
     def learn_row(self, x: Sequence[float], y: Sequence[float], weight: float = 1.0) -> None:
-        """Learn one row of a positive weight, once the scales are fixed at little more than the cost of the kernel."""
-        if self.fixed and self.order is None:
+        """Learn one row of a positive weight, once the scales are fixed at little more than the cost of the kernel.
+
+        Of a learner without `names`, which sees the inputs as they come.
+        """
+        if self.fixed:
             self.engine.learn_row(x, map(sub, y, self.offset.tolist()), weight)
         else:
             self.learn(np.array([x], np.float64), np.array([y], np.float64), np.array([weight], np.float64))
         self.tell(1)
 
     def predict_row(self, x: Sequence[float]) -> list[float]:
-        """The prediction for one row, at little more than the cost of the kernel; threads may call it at once."""
-        if self.order is not None:
-            x = [x[j] for j in self.order.tolist()]
+        """The prediction for one row, as for `learn_row`; threads may call it at once."""
         return list(map(add, self.engine.predict_row(x), self.offset.tolist()))
 
     def _in_order(self, X: Floats) -> Floats:
@@ -362,22 +345,20 @@ class StreamLearner:
 
     # ------------------------------------------------------------------ growth
 
-    def grow(self, new_inputs: Sequence[Sequence[float]], outputs: int) -> None:
+    def grow(self, new_inputs: Sequence[NewInput], outputs: int) -> None:
         """Add inputs, missing in all rows so far, and outputs up to this number, whose targets were zero.
 
-        An input is its mean, its scale and its typical standardized distance from the mean.
+        An error on the way leaves a learner that is to be dropped: let a copy grow.
         """
         old, added, more = self.engine.inputs, len(new_inputs), max(0, outputs - self.engine.outputs)
         if not added + more:
             return
+        self.engine.resize(old + added, self.engine.outputs + more)
+        mean, scale, typical = np.array([new[2:] for new in new_inputs], np.float64).reshape(-1, 3).T
+        self.engine.set_scaling(mean, scale, typical, first=old)
+        if not self.regression:
+            self.engine.set_output_weights(1.0)
+        self.offset = np.pad(self.offset, (0, more))
         X, Y, weight = self._first
-        with whole_change(self) as other:
-            other.engine.resize(old + added, self.engine.outputs + more)
-            mean, scale, typical = np.array(new_inputs, np.float64).reshape(-1, 3).T
-            other.engine.set_scaling(mean, scale, typical, first=old)
-            if not self.regression:
-                other.engine.set_output_weights(1.0)
-            other.order = None if self.order is None else np.append(self.order, np.arange(old, old + added))
-            other.offset = np.pad(self.offset, (0, more))
-            X = np.pad(X, [(0, 0), (0, added)], constant_values=np.nan)
-            other._keep(FirstRows(X, np.pad(Y, [(0, 0), (0, more)]), weight), self.fixed)
+        X = np.pad(X, [(0, 0), (0, added)], constant_values=np.nan)
+        self._first = FirstRows(X, np.pad(Y, [(0, 0), (0, more)]), weight)

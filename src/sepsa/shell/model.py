@@ -25,8 +25,8 @@ from sepsa.shell.messages import Misuse
 from sepsa.shell.options import TableOptions
 from sepsa.shell.reading import ABSENT, NOT_FINITE, Reading, wrong_cell
 from sepsa.shell.trace import ErrorTrace
-from sepsa.states import schema
 from sepsa.states.objects import rebuilt_as
+from sepsa.states.sealed import sealed, unsealed
 from sepsa.validation import NotFinite
 
 MOST_CLASSES = 256
@@ -108,15 +108,15 @@ class TableModel(TableOptions):
         self.refuse_rows(usable)
         result = BlockResult(block.lines[:0], [], [], [])
         if len(rows := usable.rows):
-            target, outputs, labels = block.columns[self.target], self.learner.outputs, np.zeros(len(rows), np.intp)
+            target, outputs = block.columns[self.target], self.learner.outputs
+            Y = target.numbers[rows, None]
             if self.classify:
                 assert target.codes is not None
                 texts = [target.texts[code] for code in target.codes[rows].tolist()]
                 outputs, labels = class_codes(outputs, texts, MOST_CLASSES)
                 reason = f"the target has more than {MOST_CLASSES} classes: is it a number, without --classify?"
                 usable.refuse(rows[labels < 0], reason, "")
-                rows, labels = usable.rows, labels[labels >= 0]
-            Y = indicators(labels, len(outputs)) if self.classify else target.numbers[rows, None]
+                rows, Y = usable.rows, indicators(labels[labels >= 0], len(outputs))
             kept, result = self._learn(self._inputs(block, rows), outputs, Y, asked)
             usable.refuse(rows[~kept], "the row cannot be learned: its numbers are too large")
         self.quarantined += len(usable.bad)
@@ -126,7 +126,9 @@ class TableModel(TableOptions):
         """The columns that are inputs, at these rows, in the order of their names."""
         ignored = {*self.drop, self.target}
         columns = {name: column for name, column in sorted(block.columns.items()) if name not in ignored}
-        return columns if len(rows) == len(block) else at_rows(columns, rows)
+        if len(rows) == len(block):
+            return columns
+        return {name: column.rows(rows) for name, column in columns.items()}
 
     def _learn(
         self, columns: dict[str, Column], outputs: Names, Y: Floats, asked: Details | None
@@ -212,20 +214,15 @@ class TableModel(TableOptions):
     def state_dict(self) -> dict[str, Any]:
         """The model's state as plain data; a model that loads it continues bit for bit."""
         state = {"trace": self.trace.state_dict(), "quarantined": self.quarantined}
-        return state | {"learner": self.learner.state_dict()}
+        return sealed(state | {"learner": self.learner.state_dict()})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the result of `state_dict`; a ValueError changes nothing."""
-        new = schema.read("state", state_dict, {"learner", "trace", "quarantined"})
-        unlearned = Learner(outputs={} if self.classify else {self.target: 0})
-        learner = unlearned.loaded(new, lambda _: self._new_body(1, 1), self.inputs.loaded)
-        if not set(map(type, learner.outputs)) <= {str}:
-            raise new.damaged("learner", "one whose outputs are texts", schema.brief([*learner.outputs]))
-        trace, quarantined = ErrorTrace.from_state(new["trace"]), new.integer("quarantined")
-        if learner.body is None and trace.rows:
-            raise new.damaged("learner", f"a learner of {trace.rows} rows", None)
-        self.learner, self.trace, self.quarantined = learner, trace, quarantined
-
-
-def at_rows(columns: dict[str, Column], rows: NDArray[np.intp]) -> dict[str, Column]:
-    return {name: column.rows(rows) for name, column in columns.items()}
+        new = unsealed("state", state_dict, {"learner", "trace", "quarantined"})
+        learner = Learner.loaded(
+            new,
+            lambda _: self._new_body(1, 1),
+            lambda state: Inputs.from_state(state, self.categories, self.inputs.means),
+        )
+        trace = ErrorTrace.from_state(new["trace"])
+        self.learner, self.trace, self.quarantined = learner, trace, new["quarantined"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import date
 from typing import Any
 
@@ -35,7 +35,7 @@ class FrameEncoder(Inputs):
         columns = [f"x{i}" for i in range(count)] if names is None else sorted(names)
         self.kinds: dict[str, str | None] = dict.fromkeys(columns)  # None: no value has come yet
         if len(self.kinds) < len(columns):
-            twice = next(name for i, name in enumerate(columns) if name in columns[:i])
+            twice = max(columns, key=columns.count)
             raise ValueError(f"X must have distinct columns, got two columns {twice!r}: rename one of them")
 
     def read(self, frame: Any, first: bool = False) -> dict[str, Column]:
@@ -49,19 +49,9 @@ class FrameEncoder(Inputs):
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"kinds": list(self.kinds.values())}
 
-    @classmethod
-    def of_state(cls, names: Sequence[str] | None, means: int, state: schema.Entries) -> FrameEncoder:
-        """The encoder that continues from the entry "inputs"; ValueError where that is damaged."""
-        new = state.entries("inputs", set(cls((), 0).state_dict()))
-        kinds = new.items("kinds", None if names is None else len(names)).values
-        if not kinds or not all(kind is None or kind in KINDS for kind in kinds):
-            raise new.damaged("kinds", f"each one of {', '.join(KINDS)}", kinds)
-        out = cls(names, len(kinds), means)
-        out.kinds = dict(zip(out.kinds, kinds, strict=True))
-        out._load(new)
-        if not out.cells.keys() <= out.kinds.keys():
-            raise new.damaged("cells", f"of columns among {', '.join(out.kinds)}", ", ".join(out.cells))
-        return out
+    def _load(self, new: schema.Entries) -> None:
+        super()._load(new)
+        self.kinds = dict(zip(self.kinds, new["kinds"], strict=True))
 
 
 def is_frame(X: object) -> bool:

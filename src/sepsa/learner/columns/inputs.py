@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,12 @@ from numpy.typing import NDArray
 from sepsa.learner.columns.cells import DECORATED, NUMBER, date_formats, number_cure
 from sepsa.learner.columns.levels import SLOTS, LevelMeans, keys_of
 from sepsa.learner.columns.reader import Column
-from sepsa.learner.learner import NewInput
 from sepsa.learner.memory.parts import Floats
+from sepsa.learner.stream_learner import NewInput
 from sepsa.states import schema
+
+if TYPE_CHECKING:
+    from typing import Self
 
 AT_ONCE = 32
 IDENTIFIERS = 128  # rows that tell a column of identifiers; half of them where they come in one call
@@ -63,43 +66,28 @@ class Inputs:
     def state_dict(self) -> dict[str, Any]:
         return {
             "names": list(self.names),
-            "cells": {column: list(kinds) for column, kinds in sorted(self.cells.items())},
+            "cells": dict(sorted(self.cells.items())),
             "texts": {column: list(texts) for column, texts in self.texts.items()},
             "text_rows": dict(sorted(self.text_rows.items())),
             "warned": sorted(self.warned),
             "levels": {column: levels.state_dict() for column, levels in sorted(self.levels.items())},
         }
 
-    def loaded(self, state: schema.Entries) -> Inputs:
-        """Inputs like these that continue from the entry "inputs"; ValueError where that is damaged."""
-        out = Inputs(self.categories, self.means)
+    @classmethod
+    def from_state(cls, state: schema.Entries, *how: Any) -> Self:
+        """Inputs, made with these arguments, that continue from the entry "inputs"."""
+        out = cls(*how)
         out._load(state.entries("inputs", set(out.state_dict())))
         return out
 
     def _load(self, new: schema.Entries) -> None:
-        self.names = {name: i for i, name in enumerate(new.texts("names"))}
-        self.warned = set(new.texts("warned"))
-        cells, texts, text_rows, levels = (new.mapping(key) for key in ("cells", "texts", "text_rows", "levels"))
-        for column in texts.values:
-            known = {text: self.names.get(f"{column}={text}", -1) for text in texts.texts(column)}
-            if -1 in known.values() or len(known) > self.categories:
-                raise texts.damaged(column, f"at most {self.categories} texts with an input each", schema.brief(known))
-            self.texts[column] = known
-        self.cells = {column: cells.texts(column) for column in cells.values}
-        explained = {NOTHING, *(f"{column}={text}" for column, known in self.texts.items() for text in known)}
-        for column, kinds in self.cells.items():
-            inputs = dict(zip(CELLS, ([column], date_names(column), mean_names(column, self.means)), strict=True))
-            if not kinds or not {*kinds} <= {*CELLS}:
-                raise cells.damaged(column, f"some of {', '.join(CELLS)}", kinds)
-            explained.update(*(inputs[kind] for kind in kinds))
-        if not self.names.keys() <= explained:
-            raise new.damaged("names", "inputs of the columns in 'cells' and their texts", schema.brief(new["names"]))
-        self.text_rows = {column: text_rows.integer(column) for column in text_rows.values}
-        many = {name for name, texts in self.texts.items() if len(texts) > AT_ONCE}
-        if not many <= set(levels.values) <= set(self.text_rows):
-            raise new.damaged("levels", "a dict of the columns with many texts", schema.brief(new["levels"]))
-        for column in levels.values:
-            self.levels[column] = LevelMeans.from_state(self.means, levels.path(column), levels[column])
+        self.names = {name: i for i, name in enumerate(new["names"])}
+        self.cells, self.text_rows, self.warned = dict(new["cells"]), dict(new["text_rows"]), set(new["warned"])
+        self.texts = {
+            column: {text: self.names[f"{column}={text}"] for text in texts} for column, texts in new["texts"].items()
+        }
+        levels = new.mapping("levels")
+        self.levels = {column: LevelMeans.from_state(self.means, levels, column) for column in levels.values}
 
     def learn(
         self, columns: Mapping[str, Column], Y: Floats, shuffled: bool = False
@@ -114,9 +102,10 @@ class Inputs:
         if not (shuffled and self.levels):
             return X, self.learn_means(X, columns, Y, new_inputs), warnings
         order = np.random.default_rng(0).permutation(len(Y))
-        turned, places = X[order], np.argsort(order)
+        turned = X[order]
         self.learn_means(turned, {name: column.rows(order) for name, column in columns.items()}, Y[order], ())
-        return turned[places], new_inputs, warnings
+        X[order] = turned
+        return X, new_inputs, warnings
 
     def add(self, columns: Mapping[str, Column]) -> tuple[list[NewInput], list[str]]:
         """Add inputs for values that these rows hold for the first time; returns them, in order, and warnings."""
@@ -136,7 +125,7 @@ class Inputs:
         if not self.names and not any(candidate.row == 0 for candidate in candidates):
             candidates.append(Candidate(0, -1, NOTHING, NOTHING))
         new = []
-        texts = sum(len(known) for known in self.texts.values())
+        texts = sum(map(len, self.texts.values()))
         for row, _, name, column_name, mean, text in sorted(candidates, key=lambda c: c[:2]):
             if name in self.names:
                 continue
@@ -159,10 +148,8 @@ class Inputs:
         """Note the kinds of cells that come for the first time; warn of texts beside numbers or dates."""
         known = self.cells.get(name, [])
         masks = (~np.isnan(column.numbers), column.is_time, column.is_text)
-        new = sorted((int(mask.argmax()), kind) for kind, mask in zip(CELLS, masks, strict=True) if mask.any())
-        for row, kind in new:
-            if kind in known:
-                continue
+        new = [pair for pair in zip(CELLS, masks, strict=True) if pair[1].any() and pair[0] not in known]
+        for row, kind in sorted((int(mask.argmax()), kind) for kind, mask in new):
             known = self.cells[name] = [*known, kind]
             if "text" not in known or len(known) == 1 or not self.mixed:
                 continue
@@ -223,15 +210,14 @@ class Inputs:
             self._warn(f"decimal {name}", row, f"{said}: {cure}")
 
     def _warn(self, key: str, row: int, said: str) -> None:
-        if key not in self.warned:
-            self.warned.add(key)
-            self._told.append((row, said))
+        self._told += [(row, text) for text in self.said_once(key, said)]
 
     def said_once(self, key: str, said: str) -> list[str]:
         """This warning, where it has not been given yet."""
-        self._told = []
-        self._warn(key, 0, said)
-        return [text for _, text in self._told]
+        if key in self.warned:
+            return []
+        self.warned.add(key)
+        return [said]
 
     def learn_means(
         self, X: Floats, columns: Mapping[str, Column], Y: Floats, new_inputs: Sequence[NewInput]
@@ -240,7 +226,7 @@ class Inputs:
 
         Returns the new inputs, of which those of means have the mean and the scale of the targets before their row.
         """
-        new, rows_of = list(new_inputs), {each.name: (i, each.row) for i, each in enumerate(new_inputs)}
+        new: dict[Any, NewInput] = {each.name: each for each in new_inputs}
         targets = np.pad(Y, ((0, 0), (0, max(0, self.means - Y.shape[1]))))
         for name, levels in self.levels.items():
             column = columns.get(name)
@@ -249,22 +235,22 @@ class Inputs:
             names, keys = mean_names(name, self.means), keys_at(column)
             there = np.flatnonzero(keys)
             there, levels.start = there[there >= levels.start], 0
-            _, entry = rows_of.get(names[0], (0, 0))
+            entry = new[names[0]].row if names[0] in new else 0
             before, after = there[there < entry], there[there >= entry]
             parts = [levels.learn(keys[before], targets[before])]
-            for of, mean, deviation in zip(names, *levels.scale(), strict=True):
-                if of in rows_of:
-                    i, row = rows_of[of]
-                    new[i] = NewInput(row, of, float(mean), 1 / float(deviation) if deviation > 0 else 0.0)
+            for of, mean, scale in zip(names, *levels.scale(), strict=True):
+                if of in new:
+                    new[of] = new[of]._replace(mean=float(mean), scale=float(scale))
             parts.append(levels.learn(keys[after], targets[after]))
             if names[0] in self.names:
                 X[there[:, None], [self.names[of] for of in names]] = np.concatenate(parts)
-        return new
+        return list(new.values())
 
     def encode(self, columns: Mapping[str, Column], rows: int) -> Floats:
         """The inputs (rows, inputs) of these columns, NaN where a number is missing."""
         X = np.full((rows, len(self.names)), math.nan)
-        X[:, [self.names[name] for name in {NOTHING} & self.names.keys()]] = 0.0
+        if NOTHING in self.names:
+            X[:, self.names[NOTHING]] = 0.0
         for known in self.texts.values():
             X[:, list(known.values())] = 0.0
         for name, column in columns.items():

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from sepsa.learner.arithmetic.robust import HUGE
 from sepsa.learner.memory.parts import Floats
+from sepsa.learner.scales import reciprocal
 from sepsa.states import schema
 
 SLOTS = 1 << 14
@@ -49,9 +50,9 @@ class LevelMeans:
         return (sums + PRIOR * mean) / (counts + PRIOR)[:, None]
 
     def scale(self) -> tuple[Floats, Floats]:
-        """Mean and deviation (outputs,) of all targets so far."""
+        """Mean and inverse deviation (outputs,) of all targets so far."""
         mean, square = self.total / max(self.rows, 1)
-        return mean, np.sqrt(np.maximum(square - mean**2, 0.0))
+        return mean, reciprocal(np.sqrt(np.maximum(square - mean**2, 0.0)))
 
     def learn(self, keys: NDArray[np.int64], Y: Floats) -> Floats:
         """Add rows in order; returns the values (n, outputs) of each before it was added."""
@@ -85,16 +86,11 @@ class LevelMeans:
         return arrays | {"rows": self.rows, "total": self.total.copy()}
 
     @classmethod
-    def from_state(cls, outputs: int, entry: str, state: Any) -> LevelMeans:
-        """Levels that continue from the result of `state_dict`; ValueError where that is damaged."""
+    def from_state(cls, outputs: int, levels: schema.Entries, column: str) -> LevelMeans:
+        """Levels that continue from the result of `state_dict`, the entry of this column."""
         out = cls(outputs)
-        new = schema.read(entry, state, set(out.state_dict()))
-        keys = new.array("keys", (None,), np.int64, low=1)
-        slots = keys % SLOTS
-        if len(np.unique(slots)) < len(slots):
-            raise new.damaged("keys", "one for each slot", keys.tolist()[:10])
-        out.keys[slots] = keys
-        out.counts[slots] = new.array("counts", slots.shape, low=0.0)
-        out.sums[slots] = new.array("sums", (len(slots), outputs))
-        out.rows, out.total = new.integer("rows"), new.array("total", (2, outputs))
+        new = levels.entries(column, set(out.state_dict()))
+        slots = new["keys"] % SLOTS
+        out.keys[slots], out.counts[slots], out.sums[slots] = new["keys"], new["counts"], new["sums"]
+        out.rows, out.total = new["rows"], new["total"].copy()
         return out

@@ -134,10 +134,8 @@ def column_of_objects(objects: Sequence[Any], categorical: bool = False, *how: A
         with suppress(OverflowError):
             return Column(np.array(objects, np.float64))
     distinct: dict[Any, int] = {}
-    try:  # the fold of a datetime tells the second 02:00 of a day from the first, which it equals
-        codes = [distinct.setdefault((value, getattr(value, "fold", 0)), len(distinct)) for value in objects]
-    except TypeError:  # not hashable
-        raise TypeError(next(type(value).__name__ for value in objects if type(value).__hash__ is None)) from None
+    # The fold of a datetime tells the second 02:00 of a day from the first, which it equals.
+    codes = [distinct.setdefault((value, getattr(value, "fold", 0)), len(distinct)) for value in objects]
     return column_of_values(np.array(codes, np.intp), [value for value, _ in distinct], categorical, *how)
 
 

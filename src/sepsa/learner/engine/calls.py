@@ -48,6 +48,14 @@ class Kernels:
         return kernel(start, len(X))
 
 
+def kernels_of(core: EngineState) -> Kernels:
+    """The kernels of a state, which it keeps, with the addresses of what does not change from call to call."""
+    if core.kernels is None:
+        core.kernels = Kernels(core)
+    kernels: Kernels = core.kernels
+    return kernels
+
+
 class RowBuffer:
     """Arrays that pass one row to the kernels and its prediction back, reused for many rows."""
 
@@ -68,9 +76,9 @@ class RowBuffer:
         return kernel(self.start, 1)
 
 
-def answers(core: EngineState, kernels: Kernels, X: Floats) -> Floats:
+def answers(core: EngineState, X: Floats) -> Floats:
     """The answers (n, experts, outputs) of all experts to rows (n, inputs), in deviations of the outputs."""
-    count, outputs = len(core.names), core.form.outputs
+    count, outputs, kernels = len(core.names), core.form.outputs, kernels_of(core)
     workspace = np.zeros(core.memory.layout.workspace)
     own = view(workspace, core.memory.layout.work["row", "ANSWERS"])
     found, out = np.empty((len(X), count, outputs)), np.empty((1, outputs))

@@ -8,10 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sepsa.learner.engine import saved
-from sepsa.learner.engine.calls import Kernels, RowBuffer, answers, boost_trees, fit_linear
+from sepsa.learner.engine.calls import RowBuffer, answers, boost_trees, fit_linear, kernels_of
 from sepsa.learner.engine.core import Form, draw, layers, set_quantiles, set_variance, started, variance
 from sepsa.learner.experts import EXPERTS, logarithm
 from sepsa.learner.experts.frame import OPTIONS, Expert
@@ -65,9 +64,7 @@ class Engine:
         own = EngineOptions(hidden=hidden, **options)
         heads, settings = [list(head) for head in own.heads], own.settings(inputs)
         form = Form(inputs, outputs, tuple(hidden), heads, settings, own.max_rows, table, own.experts)
-        kernels = own.of_kernels()
-        record = np.array(tuple(kernels[name] for name in OPTIONS.fields), OPTIONS.dtype)
-        self._core = started(form, record, np.random.default_rng(seed))
+        self._core = started(form, np.array(own.of_kernels(), OPTIONS.dtype), np.random.default_rng(seed))
         draw(self._core)
 
     # ------------------------------------------------------------------ properties
@@ -102,11 +99,7 @@ class Engine:
     @property
     def samples(self) -> float:
         """How many samples the head remembers, as `RLS.samples`."""
-        return float(self._of_head("NUMBERS")["samples"])
-
-    @property
-    def steps(self) -> int:
-        return int(self.memory("COUNTS", "network")["steps"])
+        return float(self.memory("NUMBERS", "heads")["samples"])
 
     @property
     def outliers(self) -> int:
@@ -140,18 +133,9 @@ class Engine:
             "stack": dict(zip(names[1:-1], memory("STACK", "mixture").tolist(), strict=True)),
         }
 
-    def _of_head(self, part: str) -> NDArray[Any]:
-        """A part of the first head's state, as a view."""
-        return self.memory(part, "heads", 0)
-
     def layers(self) -> list[tuple[Floats, Floats]]:
         """Weight (width, inputs) and bias (width,) of each hidden layer, as views in torch's shapes."""
         return layers(self._core)
-
-    @property
-    def head(self) -> Floats:
-        """W (outputs, features) of the first head, the bias its last column, as a view."""
-        return self._of_head("W")
 
     def set_scaling(
         self,
@@ -160,6 +144,7 @@ class Engine:
         typical: Floats | float = 0.0,
         centre: Floats | None = None,
         excess: Floats | float = 0.0,
+        *,
         first: int = 0,
     ) -> None:
         """Standardize inputs as (x - mean) · scale, from input `first` on; the first value sets a scale of zero.
@@ -187,15 +172,14 @@ class Engine:
 
     def schedule(self) -> tuple[float, float, int]:
         """The body's learning rate, the head's forgetting and the rows of a batch."""
-        return float(self._core.options["lr"]), float(self._of_head("NUMBERS")["forgetting"]), self.batch_size
+        return float(self._core.options["lr"]), float(self.memory("NUMBERS", "heads")["forgetting"]), self.batch_size
 
     def set_schedule(self, lr: float, forgetting: float, batch: int) -> None:
         """Set the learning rate, the forgetting and the rows of a batch for the next rows."""
         options = self._core.options.copy()  # a copy of the engine shares them
         options["lr"] = lr
-        self._of_head("NUMBERS")["forgetting"] = forgetting
-        core = self._core if batch == self.batch_size else self._core.with_settings(batch=batch)
-        self._core = replace(core, options=options, kernels=None)
+        self.memory("NUMBERS", "heads")["forgetting"] = forgetting
+        self._core = replace(self._core.with_settings(batch=batch), options=options, kernels=None)
 
     def noise_variance(self) -> Floats:
         """The variance (outputs,) of targets about predictions, where φᵀBφ is small."""
@@ -211,17 +195,12 @@ class Engine:
 
     def set_inflation(self, inflation: int) -> None:
         """Follow the errors e/√(1 + c φᵀBφ) with this c from now on, where the noise is that of recent errors."""
-        if inflation != self.form.settings["inflation"]:
-            self._core = self._core.with_settings(inflation=inflation)
+        self._core = self._core.with_settings(inflation=inflation)
 
     def set_plausible_targets(self, errors: Floats, low: Floats, high: Floats) -> None:
         """Set the quantiles (outputs, 3) of |error|, at 0.5, 0.8 and 0.9, and the range (outputs,) of targets."""
         set_quantiles(self._core, errors)
         self.memory("RANGE", "network")[:] = np.stack([low, high], 1)
-
-    def set_typical_weight(self, weight: float) -> None:
-        """Set the typical weight of a sample."""
-        self.memory("COUNTS", "network")["weight"] = weight
 
     @property
     def calibration_losses(self) -> Floats:
@@ -237,7 +216,7 @@ class Engine:
 
     def answers(self, X: Floats) -> Floats:
         """The answers (n, experts, outputs) of all experts to rows (n, inputs), in deviations of the outputs."""
-        return answers(self._core, self._ready(), X)
+        return answers(self._core, X)
 
     def fit_experts(self, parts: Iterable[tuple[Floats, Floats, Floats]]) -> None:
         """Grow all trees anew, each once on the rows that are stored; for numbers fit a linear head to these rows.
@@ -287,13 +266,6 @@ class Engine:
 
     # ------------------------------------------------------------------ learning
 
-    def _ready(self) -> Kernels:
-        """The kernels, compiled, with the addresses of what does not change from call to call."""
-        kernels: Kernels | None = self._core.kernels
-        if kernels is None:
-            kernels = self._core.kernels = Kernels(self._core)
-        return kernels
-
     def learn(self, X: Floats, Y: Floats, sample_weight: Floats | None = None) -> Floats:
         """Learn the rows of X (n, inputs) and Y (n, outputs) in order; returns the predictions made before.
 
@@ -301,21 +273,17 @@ class Engine:
         raised and nothing changes.
         """
         weights = np.ones(len(X)) if sample_weight is None else sample_weight
-        self._core.spare -= len(X)
-        if self._core.spare < 0:
-            self._core = saved.roomier(self._core, len(X))
         core = self._core
-        several = len(X) > self.batch_size
-        if several:  # a single step is refused before any change
+        core.spare -= len(X)
+        if core.spare < 0:
+            core = self._core = saved.roomier(core, len(X))
+        if len(X) > self.batch_size:  # a single step is refused before any change
             core = replace(core.copy(), buffers=core.buffers)
-        out, workspace = np.empty((len(X), self.outputs)), np.zeros(core.memory.layout.workspace)
-        kernels = Kernels(core) if several else self._ready()
+        out, workspace, kernels = np.empty(Y.shape), np.zeros(core.memory.layout.workspace), kernels_of(core)
         done = kernels.run(kernels.learn, workspace, X, Y, weights, out)
         if done < len(X):
             raise diverged(done)
-        if several:
-            core.kernels = kernels
-            self._core = core
+        self._core = core
         return out
 
     def learn_pass(self, X: Floats, Y: Floats, sample_weight: Floats, forgetting: float, every: int) -> Floats:
@@ -324,25 +292,25 @@ class Engine:
         It forgets all of `every` batches at once, before the first of them.
         """
         core = self._core.copy()
-        out, workspace, kernels = np.empty_like(Y), np.zeros(core.memory.layout.workspace), Kernels(core)
-        numbers = core.memory("NUMBERS", "heads", 0)
+        out, workspace, kernels = np.empty(Y.shape), np.zeros(core.memory.layout.workspace), kernels_of(core)
+        numbers = core.memory("NUMBERS", "heads")
         for some, factor in forgetting_steps(len(X), self.batch_size, forgetting, every):
             numbers["forgetting"] = factor
             done = kernels.run(kernels.learn, workspace, X[some], Y[some], sample_weight[some], out[some])
             if done < some.stop - some.start:
                 raise diverged(some.start + done)
-        core.kernels, self._core = kernels, core
+        self._core = core
         return out
 
     def learn_row(self, x: Sequence[float], y: Iterable[float], weight: float) -> None:
         """Learn one row of a positive weight, without allocating arrays."""
-        self._core.spare -= 1
-        if self._core.spare < 0:
-            self._core = saved.roomier(self._core, 1)
         core = self._core
+        core.spare -= 1
+        if core.spare < 0:
+            core = self._core = saved.roomier(core, 1)
         row = core.buffers.pop() if core.buffers else RowBuffer(core)
         row.write(row.values, 0, *x, *y, weight)
-        kernels = core.kernels or self._ready()
+        kernels = core.kernels or kernels_of(core)
         if not row.run(kernels, kernels.learn):
             self.learn(row.x, row.y, row.weight)  # raises NotFinite
         core.buffers.append(row)
@@ -360,7 +328,7 @@ class Engine:
         except IndexError:
             row = RowBuffer(core)
         row.write_x(row.values, 0, *x)
-        kernels = core.kernels or self._ready()
+        kernels = core.kernels or kernels_of(core)
         row.run(kernels, kernels.predict)
         out: list[float] = row.out.tolist()
         core.buffers.append(row)
@@ -368,7 +336,8 @@ class Engine:
 
     def predict(self, X: Floats, leverage: Floats | None = None) -> Floats:
         """The predictions (n, outputs); fills `leverage` (n,) with φᵀBφ."""
-        out, kernels, core = np.empty((len(X), self.outputs)), self._ready(), self._core
+        core, out = self._core, np.empty((len(X), self.outputs))
+        kernels = kernels_of(core)
         workspace = np.zeros(core.memory.layout.workspace)  # its own: threads may predict at the same time
         kernels.run(kernels.predict, workspace, X, None, None, out, leverage)
         return out

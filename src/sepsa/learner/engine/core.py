@@ -115,6 +115,8 @@ class EngineState:
 
     def with_settings(self, **settings: int) -> EngineState:
         """This one with settings on which the places of its parts do not depend; it shares the memory."""
+        if settings.items() <= self.form.settings.items():
+            return self
         form = self.form.with_settings(**settings)
         return replace(self, form=form, memory=Memory(form.layout(), self.memory.vector), buffers=[], kernels=None)
 

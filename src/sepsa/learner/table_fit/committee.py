@@ -9,7 +9,7 @@ import numpy as np
 
 from sepsa.learner.engine import Engine
 from sepsa.learner.memory.parts import Floats
-from sepsa.learner.stream_learner import StreamLearner
+from sepsa.learner.stream_learner import NewInput, StreamLearner
 from sepsa.states import schema
 
 LARGEST_INFLATION = 1e6
@@ -58,7 +58,7 @@ class Committee:
         """The variance (outputs,) of targets about predictions."""
         return np.mean([member.noise_variance() for member in self.members], axis=0)
 
-    def grow(self, new_inputs: Sequence[Sequence[float]], outputs: int) -> None:
+    def grow(self, new_inputs: Sequence[NewInput], outputs: int) -> None:
         """Add inputs and outputs as `StreamLearner.grow` does."""
         for member in self.members:
             member.grow(new_inputs, outputs)
