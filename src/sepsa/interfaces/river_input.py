@@ -98,6 +98,8 @@ def in_order(x: Any, names: Names) -> list[float]:
 
 def read_feature(what: str, name: Hashable, value: Any) -> list[tuple[Hashable, float]]:
     """The inputs of a feature: a number itself, an indicator of a text, the parts of a date; none if it is missing."""
+    if type(value) is float and math.isfinite(value):  # most are, and take two calls less
+        return [(name, value)]
     kind, number = read(what, value)
     if kind == "text":
         return [(f"{name}={value}", 1.0)]

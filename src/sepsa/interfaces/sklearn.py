@@ -23,6 +23,7 @@ from typing import Any, Literal, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 
 from sepsa.interfaces.estimator import FEW, StreamEstimator, check_sizes
@@ -431,8 +432,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         if labels.ndim == 2:
             raise ValueError(f"class_weight must be None for multilabel targets, got {weights!r}: use sample_weight")
         if weights == "balanced":
-            _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
-            return len(labels) / (len(counts) * counts[codes])
+            return np.asarray(compute_sample_weight("balanced", labels), np.float64)
         if not isinstance(weights, dict):
             raise ValueError(f"class_weight must be a dict, 'balanced' or None, got {weights!r}")
         for label, weight in weights.items():
@@ -457,13 +457,12 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         self._learner = self._learner._replace(outputs=self._codes(labels)[0])
 
     def _check(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> tuple[Any, Labels, Floats]:
-        shape = y.shape if hasattr(y, "shape") else np.asarray(y).shape
+        shape = np.shape(y)
         several = len(shape) == 2 and shape[1] > 1
         rows, labels, weights = self._check_data(X, y, sample_weight, multi_output=several)
         if self._learner.body is None:
-            count = shape[1:] if several else (0,)
-            outputs: Names = {k: k for k in range(*count)}
-            losses = no_losses(*count) if several else None
+            outputs: Names = {k: k for k in range(shape[1] if several else 0)}
+            losses = no_losses(len(outputs)) if several else None
             self._learner = self._learner._replace(outputs=outputs, losses=losses)
             self._know(outputs, np.int64 if several else labels.dtype)
         elif shape[1:] != self.classes_.shape if self._learner.several else several:

@@ -61,7 +61,7 @@ class Inputs:
         self.text_rows: dict[str, int] = {}  # for each column: the number of rows that had a text
         self.levels: dict[str, LevelMeans] = {}  # of columns with more than `AT_ONCE` texts
         self.warned: set[str] = set()
-        self._told: list[tuple[int, str]] = []  # warnings of this call and their rows
+        self._warnings: list[tuple[int, str]] = []  # warnings of this call and their rows
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -110,7 +110,7 @@ class Inputs:
     def add(self, columns: Mapping[str, Column]) -> tuple[list[NewInput], list[str]]:
         """Add inputs for values that these rows hold for the first time; returns them, in order, and warnings."""
         candidates: list[Candidate] = []
-        self._told = []
+        self._warnings = []
         for rank, (name, column) in enumerate(columns.items()):
             for of, values in numbers_of(name, column).items():
                 if of in self.names or not len(rows := np.flatnonzero(~np.isnan(values))):
@@ -118,7 +118,7 @@ class Inputs:
                 candidates.append(Candidate(int(rows[0]), rank, of, name, float(values[rows[0]])))
                 if self.tells_dates and of == date_names(name)[0]:
                     said = f"column {name!r} holds dates: they become {', '.join(DATE_PARTS)}"
-                    self._told.append((int(rows[0]), said))
+                    self._warnings.append((int(rows[0]), said))
             if column.codes is not None:
                 self._add_texts(name, rank, column, candidates)
             self._note_cells(name, column)
@@ -138,7 +138,7 @@ class Inputs:
                 self.texts.setdefault(column_name, {})[text] = self.names[name]
                 texts += 1
             new.append(NewInput(row, name, mean, float(text is not None or name == NOTHING)))
-        return new, [text for _, text in sorted(self._told)]
+        return new, [text for _, text in sorted(self._warnings)]
 
     def mixed_columns(self) -> list[str]:
         """The columns that have held texts beside numbers or dates."""
@@ -210,7 +210,7 @@ class Inputs:
             self._warn(f"decimal {name}", row, f"{said}: {cure}")
 
     def _warn(self, key: str, row: int, said: str) -> None:
-        self._told += [(row, text) for text in self.said_once(key, said)]
+        self._warnings += [(row, text) for text in self.said_once(key, said)]
 
     def said_once(self, key: str, said: str) -> list[str]:
         """This warning, where it has not been given yet."""

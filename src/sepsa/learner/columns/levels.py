@@ -58,24 +58,22 @@ class LevelMeans:
         """Add rows in order; returns the values (n, outputs) of each before it was added."""
         out, (sums, squares) = np.empty((len(keys), self.sums.shape[1])), self.total.tolist()
         targets = np.clip(Y[:, : out.shape[1]], -HUGE, HUGE).tolist()
-        levels: dict[int, list[float]] = {}  # rows and sums
+        levels: dict[int, list[float]] = {}  # whether the level has its slot, its rows and its sums
         for i, (key, y) in enumerate(zip(keys.tolist(), targets, strict=True)):
-            slot = key % SLOTS
-            if self.keys[slot] == 0:
-                self.keys[slot] = key
             if key not in levels:
-                mine = self.keys[slot] == key
-                levels[key] = [float(self.counts[slot]), *self.sums[slot].tolist()] if mine else [0.0] * (1 + len(y))
+                slot = key % SLOTS
+                self.keys[slot] = self.keys[slot] or key
+                mine = float(self.keys[slot] == key)
+                levels[key] = [mine, mine * float(self.counts[slot]), *(mine * self.sums[slot]).tolist()]
             level = levels[key]
-            stored = float(self.keys[slot] == key)
             for k, value in enumerate(y):
-                out[i, k] = (level[1 + k] + PRIOR * sums[k] / max(self.rows, 1)) / (level[0] + PRIOR)
-                level[1 + k] += stored * value
+                out[i, k] = (level[2 + k] + PRIOR * sums[k] / max(self.rows, 1)) / (level[1] + PRIOR)
+                level[2 + k] += level[0] * value
                 sums[k], squares[k] = sums[k] + value, squares[k] + value * value
-            level[0] += stored
+            level[1] += level[0]
             self.rows += 1
-        for key, (n, *found) in levels.items():
-            if self.keys[key % SLOTS] == key:
+        for key, (mine, n, *found) in levels.items():
+            if mine:
                 self.counts[key % SLOTS], self.sums[key % SLOTS] = n, found
         self.total = np.array([sums, squares])
         return out
