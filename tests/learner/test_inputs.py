@@ -316,7 +316,7 @@ def test_a_saved_model_of_several_labels_goes_on():
 def test_targets_that_are_no_labels_are_refused():
     X, Y = labelled(50)
     model, one_label = (SepSAClassifier(random_state=0).partial_fit(X, y) for y in (Y, Y[:, 0]))
-    before = model.state_dict()["calibration_loss"]
+    before = model.state_dict()["learner"]["losses"]
     three, labels = r"y must have shape \(n, 3\) as before", r"y must hold labels .*sklearn\.multioutput"
     for learn, y, words in (
         *((SepSAClassifier().fit, y, labels) for y in (Y + 1, np.where(Y, "yes", "no"), Y * 0.5)),
@@ -327,7 +327,7 @@ def test_targets_that_are_no_labels_are_refused():
     ):
         with pytest.raises(ValueError, match=words):
             learn(X, y)
-    np.testing.assert_array_equal(model.state_dict()["calibration_loss"], before)
+    np.testing.assert_array_equal(model.state_dict()["learner"]["losses"], before)
     assert model.partial_fit(X, Y, classes=[0, 1, 2]).predict(X).shape == (50, 3)
 
 
