@@ -1,7 +1,7 @@
 """One update of a cross-entropy head as one compiled call: `cross_entropy.math.learned` in loops, symbols as there.
 
-A call reads one state and writes another, so that it learns everything or nothing. What a head has several of, one for
-each output that learns separately, it learns one after the other.
+A call reads one state and changes a copy of it in place, so that it learns everything or nothing. What a head has
+several of, one for each output that learns separately, it learns one after the other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from sepsa.compiled.linear_algebra import (
     backward_row,
     cholesky,
     copy,
-    copy_rows,
     forward,
     forward_row,
     scale,
@@ -90,23 +89,19 @@ def residuals_of(W, Phi, labels, targets, omega, weights, smoothing, R, U):
 @called
 def factor(A, inverse):
     """The lower triangle of A becomes the factor of I + A, as `least_squares.math.root` has it."""
-    trace = 0.0
-    for i in range(A.shape[0]):
-        trace += A[i, i]
+    trace = np.trace(A)
     for i in range(A.shape[0]):
         A[i, i] += 1.0 + 4.0 * EPSILON * trace
     return cholesky(A, inverse)
 
 
 @called
-def absorb_rows(T, W, F, E, d, faded, V, M, C, inverse):
+def absorb_rows(T, W, F, E, d, V, M, C, inverse):
     """The rows F (r, p) join T in place, and W takes the step of (2): r x r systems, V = FT and M = FFᵀ."""
     r, p = F.shape
     V[:] = 0.0
     M[:] = 0.0
     add_product(M, F, F, True)
-    for j in range(p):
-        scale(T[j], faded)
     for i in range(r):
         for j in range(i + 1):
             C[i, j] = d[i] * M[i, j] * d[j]
@@ -130,11 +125,9 @@ def absorb_rows(T, W, F, E, d, faded, V, M, C, inverse):
 
 
 @called
-def absorb_columns(T, W, F, E, d, faded, G, C, x, inverse):
-    """The same by p x p systems, for p rows or more; G (p, r) is a buffer."""
+def absorb_columns(T, W, F, E, d, G, C, x, inverse):
+    """The same by p x p systems, for p rows or more; G (p, r) and x are buffers."""
     r, p = F.shape
-    for j in range(p):
-        scale(T[j], faded)
     for inflates in (True, False):
         for i in range(r):
             for j in range(p):
@@ -153,40 +146,36 @@ def absorb_columns(T, W, F, E, d, faded, G, C, x, inverse):
 
 
 @called
-def blended(shares, U, samples, counters, p, forgetting, new_shares, scratch):
-    """λ and ρ of (2); the new Σ U of each class, and in `scratch` its factor s."""
-    (K, n), classes = U.shape, min(U.shape[0], 2)
-    total = counters[1] + (FADE + 1.0) * p
+def blended(shares, U, samples, seen, p, forgetting, s):
+    """λ and ρ of (2), after `seen` samples; Σ U of each class in place, and its factor s."""
+    K, classes = shares.size, min(shares.size, 2)
+    total = seen + (FADE + 1.0) * p
     lam = min(total / (total + FADE * samples), forgetting)
     whole, sums, most = 0.0, 0.0, 0.0
     for c in range(K):
-        scratch[c] = 0.0
-        for i in range(n):
-            scratch[c] += U[c, i]
-        whole += scratch[c]
-        new_shares[c] = lam * shares[c] + (1.0 - lam) + scratch[c]
-        sums += new_shares[c]
+        s[c] = U[c].sum()
+        whole += s[c]
+        shares[c] = lam * shares[c] + (1.0 - lam) + s[c]
+        sums += shares[c]
     for c in range(K):
-        s = classes * new_shares[c] / sums
-        most = max(most, scratch[c] / s)
-        scratch[c] = s
+        mine, s[c] = s[c], classes * shares[c] / sums
+        most = max(most, mine / s[c])
     return lam, max(1.0, most * classes / max(whole, TINY))
 
 
 @called
-def gather(T, W, prior, Phi, ridge, left, cursor, R, U, s, rho, faded, F, E, d):
-    """The rows that A gains as T sees them, F, the residuals of (2) and the inflation D; `left` gets its ridge back."""
+def gather(T, W, prior, Phi, ridge, left, cursor, U, s, rho, faded, F, E, d):
+    """The rows that A gains as T sees them, F, the residuals of (2), which E has as R, and the inflation D; `left` gets
+    its ridge back.
+    """
     (n, p), K = Phi.shape, W.shape[0]
     F[:] = 0.0
     add_product(F[:n], Phi, T, False)
     for i in range(n):
-        omega = 0.0
-        for c in range(K):
-            omega += U[c, i]
-        d[i], by = math.sqrt(rho), math.sqrt(omega)
+        d[i], by = math.sqrt(rho), math.sqrt(U[:, i].sum())
         scale(F[i], by * faded)
         for c in range(K):
-            E[c, i] = R[c, i] / (s[c] * max(by, TINY) * d[i])
+            E[c, i] /= s[c] * max(by, TINY) * d[i]
     for i in range(n, F.shape[0]):
         at = restored_coordinate(cursor, i - n, p)
         d[i], by = 1.0, math.sqrt(max(0.0, ridge[at] - left[at]))
@@ -198,93 +187,66 @@ def gather(T, W, prior, Phi, ridge, left, cursor, R, U, s, rho, faded, F, E, d):
 
 
 @called
-def learn(old, new, prior, Phi, labels, targets, omega, weights, ridge, settings, work):
-    """Learn rows with one curvature. Of the new state, W is that of the head. False: another route must learn them."""
-    T, _, shares, left, counters = old
-    new_T, W, new_shares, new_left, new_counters = new
-    F, V, G, M, C, E, R, U, scratch = work
+def learn(state, prior, Phi, labels, targets, omega, weights, ridge, settings, work):
+    """Learn rows with one curvature, in place; W is that of the head. False: another route must learn them."""
+    T, W, shares, left, counters = state
+    F, V, M, C, E, U, scratch = work
     (r, p), K, n = F.shape, W.shape[0], Phi.shape[0]
     d, inverse, s, x = scratch[0, :r], scratch[1], scratch[2, :K], scratch[3, :p]
-    samples = residuals_of(W, Phi, labels, targets, omega, weights, settings[1], R, U)
+    samples = residuals_of(W, Phi, labels, targets, omega, weights, settings[1], E, U)
     if not samples < np.inf:
         return False
-    lam, rho = blended(shares, U, samples, counters, p, settings[0], new_shares, s)
+    lam, rho = blended(shares, U, samples, counters[1], p, settings[0], s)
     faded, cursor = 1.0 / math.sqrt(lam), int(counters[2])
-    copy(left, new_left)
-    scale(new_left, lam)
-    gather(T, W, prior, Phi, ridge, new_left, cursor, R, U, s, rho, faded, F, E, d)
+    scale(left, lam)
+    gather(T, W, prior, Phi, ridge, left, cursor, U, s, rho, faded, F, E, d)
     if not sum_of_squares(F) <= PRODUCT_LIMIT:
         return False
-    copy_rows(T, new_T)
+    for j in range(p):
+        scale(T[j], faded)
     if r < p:
-        learned = absorb_rows(new_T, W, F, E, d, faded, V, M, C, inverse)
+        learned = absorb_rows(T, W, F, E, d, V, M, C, inverse)
     else:
-        learned = absorb_columns(new_T, W, F, E, d, faded, G, C, x, inverse)
-    new_counters[0], new_counters[1] = counters[0] + 1.0, counters[1] + samples
-    new_counters[2] = restored_coordinate(cursor, r - n, p)
-    total = sum_of_squares(new_T) + new_counters[1]
-    for c in range(K):
-        total += new_shares[c]
-    return learned and total < np.inf
+        learned = absorb_columns(T, W, F, E, d, V, C, x, inverse)
+    counters[0] += 1.0
+    counters[1] += samples
+    counters[2] = restored_coordinate(cursor, r - n, p)
+    return learned and sum_of_squares(T) + counters[1] + shares.sum() < np.inf
 
 
-# What a call gets: the addresses of its own numbers; of T, W, shares, ridge_left and counters, first old and then new;
-# of the prior, the class weights and the ridge; of the head's weight, and its bias or 0; of features, and whether they
-# are in float32; of labels or 0, of probabilities or 0, of sample weights or 0, and of a buffer. Then how many
-# curvatures there are, the outputs of each, the inputs of the head, whether its weights are in float32, and whether a
-# curvature without samples stays; forgetting and smoothing.
+# What a call gets: the addresses of its own numbers; of the new T, shares, ridge_left, counters and W; of these as
+# they are before, the prior, the class weights and the ridge; of the head's weight, and its bias or 0;
+# of features, and whether they are in float32; of labels or probabilities, and the columns of these; of sample weights
+# or 0, and of a buffer. Then how many curvatures there are, the outputs of each, the inputs of the head, whether its
+# weights are in float32, and whether a curvature without samples stays; forgetting and smoothing.
 CALL = struct.Struct("27q2d")
 
 
 @called
 def shapes_of_work(n: int, r: int, p: int, K: int) -> tuple[tuple[int, int], ...]:
-    """The shapes of the matrices of an update's buffer: F, V, G, M, C, E, R, U, rows of scratch, and Φ."""
-    q = min(r, p)
-    return (r, p), (r, p), (p, r), (q, q), (q, q), (K, r), (K, n), (K, n), (4, max(r, p, K)), (n, p)
+    """The shapes of the matrices of an update's buffer: F, V or G, M, C, E, U, rows of scratch, and Φ."""
+    q, most = min(r, p), max(r, p)
+    return (r, p), (q, most), (q, q), (q, q), (K, r), (K, n), (4, max(most, K)), (n, p)
 
 
 @called
 def work_at(at, of):
     """The matrices of the buffer of these shapes at an address, and Φ."""
-    F, V, G, M, C = (
-        matrix_at(at, of, 0),
-        matrix_at(at, of, 1),
-        matrix_at(at, of, 2),
-        matrix_at(at, of, 3),
-        matrix_at(at, of, 4),
-    )
-    E, R, U, scratch = matrix_at(at, of, 5), matrix_at(at, of, 6), matrix_at(at, of, 7), matrix_at(at, of, 8)
-    return (F, V, G, M, C, E, R, U, scratch), matrix_at(at, of, 9)
+    F, V, M, C = matrix_at(at, of, 0), matrix_at(at, of, 1), matrix_at(at, of, 2), matrix_at(at, of, 3)
+    E, U, scratch = matrix_at(at, of, 4), matrix_at(at, of, 5), matrix_at(at, of, 6)
+    return (F, V, M, C, E, U, scratch), matrix_at(at, of, 7)
 
 
 @called
-def curvature_at(model, first, i, K, p):
-    """T, W, shares, ridge_left and counters of curvature number i, of the state whose addresses begin at `first`."""
+def curvature_at(model, i, K, p):
+    """T, W, shares, ridge_left and counters of curvature number i."""
     return (
-        array_at(model[first] + 8 * i * p * p, (p, p), np.float64),
-        array_at(model[first + 1] + 8 * i * K * p, (K, p), np.float64),
-        array_at(model[first + 2] + 8 * i * K, (K,), np.float64),
-        array_at(model[first + 3] + 8 * i * p, (p,), np.float64),
-        array_at(model[first + 4] + 24 * i, (3,), np.float64),
+        array_at(model[1] + 8 * i * p * p, (p, p), np.float64),
+        array_at(model[5] + 8 * i * K * p, (K, p), np.float64),
+        array_at(model[2] + 8 * i * K, (K,), np.float64),
+        array_at(model[3] + 8 * i * p, (p,), np.float64),
+        array_at(model[4] + 24 * i, (3,), np.float64),
     )
-
-
-@called
-def largest(x):
-    """The largest number of x, at least 0."""
-    found = 0.0
-    for i in range(x.size):
-        found = max(found, x[i])
-    return found
-
-
-@called
-def keep(old, new):
-    """Make the new state of a curvature the old one; W stays that of the head."""
-    copy_rows(old[0], new[0])
-    copy(old[2], new[2])
-    copy(old[3], new[3])
-    copy(old[4], new[4])
 
 
 @kernel
@@ -293,19 +255,24 @@ def update(model, n):
     heads, K, k, single, keeps = model[22], model[23], model[24], model[25], model[26]
     settings = array_at(model[0] + 216, (2,), np.float64)
     m, p = heads * K, k + (1 if model[15] else 0)
-    W, new_W = array_at(model[2], (m, p), np.float64), array_at(model[7], (m, p), np.float64)
+    W, old_W = array_at(model[5], (m, p), np.float64), array_at(model[10], (m, p), np.float64)
     prior, weights = array_at(model[11], (m, p), np.float64), array_at(model[12], (heads, max(K, 2)), np.float64)
-    ridge, labels = array_at(model[13], (p,), np.float64), array_at(model[18], (n if model[18] else 0,), np.int64)
-    targets = array_at(model[19], (n if model[19] else 0, m), np.float64)
-    omega = array_at(model[20], (n if model[20] else 0, heads), np.float64)
+    ridge, omega = (
+        array_at(model[13], (p,), np.float64),
+        array_at(model[20], (n if model[20] else 0, heads), np.float64),
+    )
+    labels = array_at(model[18], (0 if model[19] else n,), np.int64)
+    targets = array_at(model[18], (n, model[19]), np.float64)
     work, Phi = work_at(model[21], shapes_of_work(n, n + restored_count(p, settings[0], 0, n), p, K))
     read_features(model[16], model[17], k, Phi)
-    follow(W, (model[14], model[15], single, k), new_W)
+    follow(old_W, (model[14], model[15], single, k), W)
+    for part, size in enumerate((heads * p * p, m, heads * p, heads * 3)):
+        copy(array_at(model[6 + part], (size,), np.float64), array_at(model[1 + part], (size,), np.float64))
     for i in range(heads):
-        old, new = curvature_at(model, 1, i, K, p), curvature_at(model, 6, i, K, p)
         mine, own = slice(i * K, i * K + K), omega[:, i]
-        if keeps and omega.size and not largest(own) > 0.0:
-            keep(old, new)
-        elif not learn(old, new, prior[mine], Phi, labels, targets[:, mine], own, weights[i], ridge, settings, work):
+        if keeps and omega.size and not own.any():
+            continue
+        state = curvature_at(model, i, K, p)
+        if not learn(state, prior[mine], Phi, labels, targets[:, mine], own, weights[i], ridge, settings, work):
             return False
-    return fits(new_W, single)
+    return fits(W, single)

@@ -32,51 +32,28 @@ class CompiledBackend(TorchBackend):
         self._call: Any = np.zeros(kernels.CALL.size // 8, np.int64)
         self._address = self._call.ctypes.data
         self._work: Any = np.empty(0)
-        self._last: tuple[Any, list[int]] = None, []  # the state after the last update, and its addresses
 
     def learn(self, state: CrossEntropyState, samples: Samples) -> tuple[CrossEntropyState, bool]:
         """The state after an update, in memory of its own."""
         features, targets, sample_weight, settings, _ = samples
-        if not type(features) is type(targets) is Tensor:
-            return super().learn(state, samples)
-        (last, known), old = self._last, state
-        if state is not last:
-            old = with_root(state).map(Tensor.contiguous)
-            known = [part.data_ptr() for part in (*written(old), old.prior, old.weights, old.ridge)]
-        (weight, bias), n = own_parameters(self.linear), samples.rows
+        (weight, bias), n, old = own_parameters(self.linear), samples.rows, with_root(state).map(Tensor.contiguous)
         (m, p), separate = old.W.shape, old.T.ndim == 3
-        heads = m if separate else 1
+        heads, labels = m if separate else 1, not targets.is_floating_point()
         of_work = kernels.shapes_of_work(n, n + due(p, settings.forgetting, at_least=n), p, m // heads)
         if self._work.size < (length := length_of(of_work)):
             self._work = np.empty(length)
         x = as_plain(features, self.dtype if features.dtype is self.dtype else torch.float64)
-        labels = not targets.is_floating_point()
         y = as_plain(targets, torch.int64 if labels else torch.float64)
         omega = None if sample_weight is None else as_plain(sample_weight, torch.float64)
-        T, W, shares, left, counters = (torch.empty_like(part) for part in written(old))
-        new = old._replace(T=T, W=W, shares=shares, ridge_left=left, counters=counters)
-        made = [part.data_ptr() for part in written(new)]
+        read = old.T, old.shares, old.ridge_left, old.counters, old.W, old.prior, old.weights, old.ridge
+        T, shares, left, counters, W = made = [torch.empty_like(part) for part in read[:5]]
+        sizes = heads, m // heads, weight.shape[1], weight.dtype is torch.float32, separate
         PACK(
-            *(self._call, 0, self._address, *known[:5], *made, *known[5:]),
-            *(weight.data_ptr(), 0 if bias is None else bias.data_ptr(), x.data_ptr(), x.dtype is torch.float32),
-            *((y.data_ptr(), 0) if labels else (0, y.data_ptr())),
-            *(0 if omega is None else omega.data_ptr(), self._work.ctypes.data),
-            *(
-                heads,
-                m // heads,
-                weight.shape[1],
-                self.dtype is torch.float32,
-                separate,
-                settings.forgetting,
-                settings.label_smoothing,
-            ),
+            *(self._call, 0, self._address, *(part.data_ptr() for part in (*made, *read, weight))),
+            *(0 if bias is None else bias.data_ptr(), x.data_ptr(), x.dtype is torch.float32),
+            *(y.data_ptr(), 0 if labels else m, 0 if omega is None else omega.data_ptr(), self._work.ctypes.data),
+            *(*sizes, *settings[:2]),
         )
         if not self._kernel(self._address, n):
             return super().learn(state, samples)
-        self._last = new, made + known[5:]
-        return new, True
-
-
-def written(state: CrossEntropyState) -> tuple[Tensor, ...]:
-    """What an update changes."""
-    return state.T, state.W, state.shares, state.ridge_left, state.counters
+        return old._replace(T=T, W=W, shares=shares, ridge_left=left, counters=counters), True
