@@ -181,5 +181,5 @@ def test_samples_and_known_noise_are_those_of_heads_of_one_output():
     mean, std = solver.predict(x, return_std=True)
     for j, one in enumerate(ones):
         torch.testing.assert_close((mean[:, j : j + 1], std[:, j : j + 1]), tuple(one.predict(x, return_std=True)))
-    with pytest.raises(TypeError, match="draw from its posterior"):
+    with pytest.raises(AttributeError, match="'OnlineLBFGS' object has no attribute 'sample'"):
         PerOutput(OnlineLBFGS()).bind(nn.Linear(4, 3)).sample(x.float())

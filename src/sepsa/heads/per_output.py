@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import Any, Generic, Literal, TypeVar, cast, overload
+from typing import Any, ClassVar, Generic, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 
 from sepsa.heads.base import partial_targets
-from sepsa.heads.base.checks import check_outputs, check_rows
+from sepsa.heads.base.checks import check_outputs
 from sepsa.heads.base.head import OwnsHead, head_of, shape_words
-from sepsa.heads.base.parameters import commit
+from sepsa.heads.base.parameters import commit, place_of
 from sepsa.heads.protocols import HeadSolver, Posterior, Revertible
 from sepsa.states import schema
 
-S = TypeVar("S", bound=HeadSolver)
+S = TypeVar("S", bound=Any)  # a `HeadSolver`, of which some offer more
 
 
 class PerOutput(OwnsHead, Generic[S]):
@@ -48,10 +47,11 @@ class PerOutput(OwnsHead, Generic[S]):
     """
 
     learns_partly = True
+    _not_copied: ClassVar[tuple[str, ...]] = ("_place",)
+    _place: tuple[int, int | None] | None = None  # of the head, when the rows that the solvers own were laid over it
 
     def __init__(self, solver: S) -> None:
-        given: Any = solver
-        if not isinstance(given, HeadSolver) or not isinstance(given, Revertible):
+        if not isinstance(solver, HeadSolver) or not isinstance(solver, Revertible):
             raise TypeError(
                 f"solver must be a head solver with checkpoint() and rollback(), got {type(solver).__name__}: "
                 "an update is taken back where one output refuses it"
@@ -60,13 +60,15 @@ class PerOutput(OwnsHead, Generic[S]):
             raise ValueError(
                 f"solver must be a new one that owns no head, got {solver!r}: it is copied for each output"
             )
-        self.solver: S = solver
+        self.solver = solver
         self.solvers: list[S] = []
 
     # ------------------------------------------------------------------ state
 
     def _start(self, linear: nn.Linear) -> None:
-        self.solvers = [copy.deepcopy(self.solver).bind(row) for row in rows_of(linear)]
+        rows = [nn.Linear(linear.in_features, 1, linear.bias is not None, "meta") for _ in range(linear.out_features)]
+        lay_over(rows, linear)
+        self.solvers = [copy.deepcopy(self.solver).bind(row) for row in rows]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the outputs' solvers, in order."""
@@ -87,12 +89,12 @@ class PerOutput(OwnsHead, Generic[S]):
         fresh = copy.deepcopy(self.solvers)
         for solver, state in zip(fresh, states.values, strict=True):
             solver.load_state_dict(state)
-        self.solvers = fresh  # whose heads are copies, until they are laid over the head again
+        self.solvers, self._place = fresh, None  # whose heads are copies, until they are laid over the head again
 
     def checkpoint(self) -> Any:
         """Return what `rollback` restores."""
         self._ready()
-        return tuple(solver.checkpoint() for solver in self._each)
+        return list(enumerate(solver.checkpoint() for solver in self.solvers))
 
     def rollback(self, checkpoint: Any) -> None:
         """Restore the state and the head's weights as they were at a checkpoint.
@@ -101,38 +103,37 @@ class PerOutput(OwnsHead, Generic[S]):
             checkpoint: The result of `checkpoint`.
         """
         self._ready()
-        self._restore(list(zip(self._each, checkpoint, strict=True)))
-
-    def _restore(self, checkpoints: Sequence[tuple[Any, Any]]) -> None:
-        """Restore each of these solvers as it was at its checkpoint."""
 
         def write() -> None:
-            for solver, own in checkpoints:
-                solver.rollback(own)
+            for j, own in checkpoint:
+                self.solvers[j].rollback(own)
 
         commit(write)
 
     @property
     def forgets(self) -> bool:
         """Whether the next update forgets; see `sepsa.heads.Forgets`."""
-        one: Any = self.solver if self.linear is None else self.solvers[0]
-        return bool(one.forgets)
+        return bool(self._all[0].forgets)
 
     @forgets.setter
     def forgets(self, value: bool) -> None:
-        for solver in self._each:
+        for solver in self._all:
             solver.forgets = value
 
     @property
     def forgetting(self) -> float:
         """The forgetting of the outputs' solvers, where they forget."""
-        one: Any = self.solver if self.linear is None else self.solvers[0]
-        return float(one.forgetting)
+        return float(self._all[0].forgetting)
 
     @forgetting.setter
     def forgetting(self, value: float) -> None:
-        for solver in self._each or [self.solver]:
-            cast(Any, solver).forgetting = value
+        for solver in self._all:
+            solver.forgetting = value
+
+    @property
+    def _all(self) -> list[S]:
+        """The solvers, or before `bind` the one that is copied."""
+        return self.solvers or [self.solver]
 
     @property
     def steps(self) -> int:
@@ -149,28 +150,22 @@ class PerOutput(OwnsHead, Generic[S]):
     def covariance(self) -> Tensor:
         """Return B (out_features, p, p), the inverse curvature of each output."""
         self._ready()
-        return torch.stack([solver.covariance() for solver in self._each])
+        return torch.stack([solver.covariance() for solver in self.solvers])
 
     def health(self) -> dict[str, float]:
         """Return the numbers of the solvers' `health()`, each for the output where it is worst."""
         self._ready()
-        return partial_targets.worst([solver.health() for solver in self._each])
+        return partial_targets.worst([solver.health() for solver in self.solvers])
 
     def __repr__(self) -> str:
         return f"PerOutput({self.solver!r}{shape_words(self.linear)})"
 
-    @property
-    def _each(self) -> list[Any]:
-        """The solvers, for what only some offer."""
-        return list(self.solvers)
-
     def _ready(self) -> nn.Linear:
         """The head, with the rows that the solvers own laid over its memory."""
         linear = head_of(self)
-        if not lies_over(self._each[-1].linear, linear):  # set last, so that after an interrupt all are set again
-            for solver, row in zip(self._each, rows_of(linear), strict=True):
-                for name, parameter in row._parameters.items():
-                    solver.linear._parameters[name] = parameter
+        if (place := place_of(linear)) != self._place:  # set last, so that after an interrupt all are laid again
+            lay_over([solver.linear for solver in self.solvers], linear)
+            self._place = place
         return linear
 
     # ------------------------------------------------------------------ learning
@@ -211,18 +206,14 @@ class PerOutput(OwnsHead, Generic[S]):
         linear = self._ready()
         x, y, weight, observed = partial_targets.rows_of(linear, features, targets, sample_weight)
         learning = range(len(self.solvers)) if observed is None else observed.any(0).nonzero()[:, 0].tolist()
-        each = self._each
-        before = [(each[j], each[j].checkpoint()) for j in learning]
+        before = [(j, self.solvers[j].checkpoint()) for j in learning]
         try:
             linear.weight.detach()[:0].zero_()  # tells autograd that the weight changes, as a compiled update does not
             for j in learning:
-                if observed is None:
-                    self.solvers[j].update(x, y[:, j : j + 1])
-                else:
-                    at = observed[:, j].nonzero()[:, 0]
-                    self.solvers[j].update(x[at], y[at, j : j + 1], None if weight is None else weight[at, j])
+                at = slice(None) if observed is None else observed[:, j].nonzero()[:, 0]
+                self.solvers[j].update(x[at], y[at, j : j + 1], None if weight is None else weight[at, j])
         except BaseException:
-            self._restore(before)
+            self.rollback(before)
             raise
 
     # ------------------------------------------------------------------ prediction
@@ -244,11 +235,11 @@ class PerOutput(OwnsHead, Generic[S]):
         Returns:
             Predictions (..., out_features), or a `Posterior(mean, std)` of two such tensors.
         """
-        check_rows(self._ready(), features)
+        self._ready()
         if not return_std:
-            return torch.cat([solver.predict(features) for solver in self._each], -1)
+            return torch.cat([solver.predict(features) for solver in self.solvers], -1)
         known = {} if noise is None else {"noise": noise}
-        found = [solver.predict(features, return_std=True, **known) for solver in self._each]
+        found = [solver.predict(features, return_std=True, **known) for solver in self.solvers]
         return Posterior(torch.cat([mean for mean, _ in found], -1), torch.cat([std for _, std in found], -1))
 
     def sample(
@@ -264,36 +255,13 @@ class PerOutput(OwnsHead, Generic[S]):
         Returns:
             Predictions (..., out_features).
         """
-        check_rows(self._ready(), features)
-        if not hasattr(self.solver, "sample"):
-            raise TypeError(f"sample needs a solver that can draw from its posterior, an RLS, got {self.solver!r}")
-        return torch.cat([solver.sample(features, noise=noise, generator=generator) for solver in self._each], -1)
+        self._ready()
+        return torch.cat([solver.sample(features, noise=noise, generator=generator) for solver in self.solvers], -1)
 
 
-def rows_of(linear: nn.Linear) -> list[nn.Linear]:
-    """A head of one output for each output, in the same memory."""
-    weight, bias = linear.weight.detach(), linear.bias
-    rows = []
-    for j in range(linear.out_features):
-        row = nn.Linear(linear.in_features, 1, bias=bias is not None, device="meta")
-        row.weight = nn.Parameter(weight[j : j + 1])
-        if bias is not None:
-            row.bias = nn.Parameter(bias.detach()[j : j + 1])
-        rows.append(row)
-    return rows
-
-
-def lies_over(row: nn.Linear, linear: nn.Linear) -> bool:
-    """Whether the last row still is where the head is: `model.to`, a copy or a load may have parted them."""
-    pairs = ((row._parameters[name], linear._parameters.get(name)) for name in ("weight", "bias"))
-    return all(
-        mine is None
-        or its is None
-        or (mine.data_ptr() == end_of(its) and mine.dtype == its.dtype and mine.device == its.device)
-        for mine, its in pairs
-    )
-
-
-def end_of(parameter: Tensor) -> int:
-    """The address of its last row."""
-    return parameter.data_ptr() + (len(parameter) - 1) * parameter.stride(0) * parameter.element_size()
+def lay_over(rows: list[nn.Linear], linear: nn.Linear) -> None:
+    """Lay the parameters of heads of one output over the memory of a head, of which each then is a row."""
+    for j, row in enumerate(rows):
+        for name, parameter in linear._parameters.items():
+            if parameter is not None:
+                row._parameters[name] = nn.Parameter(parameter.detach()[j : j + 1])
