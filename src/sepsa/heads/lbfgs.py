@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from sepsa.heads.base import parameters
 from sepsa.heads.base.checks import (
@@ -19,9 +20,9 @@ from sepsa.heads.base.checks import (
 )
 from sepsa.heads.base.head import OwnsHead, assign, head_of, shape_words
 from sepsa.heads.base.state_checks import read_ridges, read_solver
-from sepsa.heads.cross_entropy.math import mean_loss, probabilities_of, wrong_targets
+from sepsa.heads.cross_entropy.math import mean_loss, wrong_targets
 from sepsa.heads.least_squares.math import MEAN, mse_loss
-from sepsa.heads.quasi_newton import LBFGSState, compact, curve, direction, moved, remember, step_size
+from sepsa.heads.quasi_newton import KEYS, LBFGSState, compact, curve, direction, moved, remember, step_size
 from sepsa.states import schema
 from sepsa.validation import at_least, in_range
 
@@ -70,7 +71,7 @@ class OnlineLBFGS(OwnsHead):
     """
 
     forgets = True  # in the next update; see `sepsa.heads.Forgets`
-    _replaced = ("_state", "_compact")
+    _replaced = ("_state",)
 
     def __init__(
         self,
@@ -82,28 +83,31 @@ class OnlineLBFGS(OwnsHead):
         bias_ridge: float | Literal["ridge"] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        check_settings(loss, memory, forgetting)
+        if loss not in _LOSSES:
+            raise ValueError(f"loss must be one of {', '.join(map(repr, _LOSSES))}, got {loss!r}")
+        at_least("memory", memory, 1)
         check_dtype(dtype)
         self.loss_name, self.memory, self.dtype = loss, memory, dtype
         self.ridge, self.bias_ridge = in_range("ridge", ridge, 0.0, math.inf), bias_setting(bias_ridge)
-        self.forgetting = float(forgetting)
+        self.forgetting = in_range("forgetting", forgetting, 0.0, 1.0)
 
     # ------------------------------------------------------------------ state
 
     def _start(self, linear: nn.Linear) -> None:
-        W = parameters.join(linear).to(self.dtype)
+        W = parameters.start(linear, self.dtype)
         zero = torch.zeros_like(W)
         A = W.new_zeros(2, self.memory, W.numel())
         products = torch.zeros(self.memory, self.memory, dtype=torch.float64)
-        self._state = LBFGSState(W, W.clone(), W.clone(), zero, zero, A, products, products, 0, 0, 0.0, 0.0, 0.0, 0.0)
-        self._compact = compact(self._state)
+        numbers = dict.fromkeys(LBFGSState._fields[10:-1], 0.0)
+        self._state = compact(
+            LBFGSState(W, W.clone(), W.clone(), zero, zero, A, products, products, 0, 0, **numbers, M=A)
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the settings, without the head's weights, which are in the `nn.Linear`."""
         self._ready()
-        state = {
-            key: value.clone() if isinstance(value, Tensor) else value for key, value in self._state._asdict().items()
-        }
+        given = ((key, getattr(self._state, key)) for key in KEYS)
+        state = {key: value.clone() if isinstance(value, Tensor) else value for key, value in given}
         return state | {name: getattr(self, name) for name in _SETTINGS} | {"ridges": [self.ridge, self.bias_ridge]}
 
     @torch.no_grad()
@@ -117,22 +121,22 @@ class OnlineLBFGS(OwnsHead):
             ValueError: An entry is missing or wrong; the message names it and nothing changed.
         """
         linear = self._ready()
-        saved = read_solver("OnlineLBFGS", state_dict, {*LBFGSState._fields, *_SETTINGS})
+        saved = read_solver("OnlineLBFGS", state_dict, {*KEYS, *_SETTINGS})
         ridge, bias_ridge = read_ridges(saved.path("ridges"), saved["ridges"])
-        settings = {name: saved[name] for name in _SETTINGS}
+        name, memory, forgetting = (saved[name] for name in _SETTINGS)
         with schema.settings("state_dict"):
-            check_settings(*settings.values())
-        memory, W = settings["memory"], self._state.W
+            fresh = OnlineLBFGS(
+                loss=name, memory=memory, ridge=ridge, forgetting=forgetting, bias_ridge=bias_ridge, dtype=self.dtype
+            )
+        W = self._state.W
         shapes = {"A": (2, memory, W.numel()), "SY": (memory, memory), "YY": (memory, memory)}
         entries: dict[str, Any] = {}
-        for key in LBFGSState._fields[:8]:
+        for key in KEYS[:8]:
             kind = (torch.float64, torch.device("cpu")) if key in ("SY", "YY") else (self.dtype, linear.weight.device)
             entries[key] = saved.tensor(key, shapes.get(key, tuple(W.shape)), *kind)
-        for key in LBFGSState._fields[8:]:
+        for key in KEYS[8:]:
             entries[key] = saved.integer(key) if key in ("steps", "pairs") else saved.number(key, 0)
-        state = LBFGSState(**entries)
-        settings |= {"forgetting": float(settings["forgetting"]), "ridge": ridge, "bias_ridge": bias_ridge}
-        assign(self, **settings, _state=state, _compact=compact(state))
+        assign(self, **vars(fresh), _state=compact(LBFGSState(**entries, gamma=1.0, M=W)))
 
     @property
     def steps(self) -> int:
@@ -161,10 +165,8 @@ class OnlineLBFGS(OwnsHead):
     def _ready(self) -> nn.Linear:
         """The head, with the state where it is."""
         linear = head_of(self)
-        device = linear.weight.device
-        if device != self._state.W.device:
-            inverse = self._compact._replace(M=self._compact.M.to(device))
-            assign(self, _state=moved(self._state, device), _compact=inverse)
+        if linear.weight.device != self._state.W.device:
+            assign(self, _state=moved(self._state, linear.weight.device))
         return linear
 
     # ------------------------------------------------------------------ learning
@@ -180,12 +182,10 @@ class OnlineLBFGS(OwnsHead):
         Returns:
             A scalar.
         """
-        labels = self.loss_name != "squared" and not targets.is_floating_point()
-        check_outputs(outputs, targets, labels)
-        if self.loss_name == "squared":
-            loss: Tensor = mse_loss(outputs, targets, MEAN)
-            return loss
-        return mean_loss(outputs, targets)
+        squared = self.loss_name == "squared"
+        check_outputs(outputs, targets, not (squared or targets.is_floating_point()))
+        loss: Tensor = mse_loss(outputs, targets, MEAN) if squared else mean_loss(outputs, targets)
+        return loss
 
     @torch.no_grad()
     def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
@@ -203,37 +203,28 @@ class OnlineLBFGS(OwnsHead):
         linear = self._ready()
         if self.loss_name == "cross-entropy":
             check_classes(linear, features, targets, sample_weight)
-            targets = self._probabilities(linear, targets)
+            like = linear.weight.new_empty(max(linear.out_features, 2), dtype=self.dtype)
+            if wrong := wrong_targets(targets, like, HALF_PRECISION):
+                raise wrong
+            if not targets.is_floating_point():
+                targets = functional.one_hot(targets.long(), len(like))[..., -linear.out_features :]
         else:
             check_rows(linear, features, targets, sample_weight)
         with torch.autocast(linear.weight.device.type, enabled=False):
             self._learn(linear, features, targets, sample_weight)
 
-    def _probabilities(self, linear: nn.Linear, targets: Tensor) -> Tensor:
-        """Class labels (...) or probabilities as probabilities (..., out_features); an error where they are wrong."""
-        m = linear.out_features
-        like = targets.new_empty(max(m, 2), dtype=self.dtype)
-        if wrong := wrong_targets(targets, like, HALF_PRECISION):
-            raise wrong
-        return probabilities_of(targets, like)[..., -m:]
-
     def _learn(self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> None:
         state = self._state
         m = linear.out_features
         Phi, T = parameters.rows(linear, features, self.dtype), targets.detach().reshape(-1, m).to(self.dtype)
-        n = float(len(Phi))
-        if sample_weight is None:
-            omega = Phi.new_full((len(Phi), 1), 1 / n)
-        else:
-            omega = sample_weight.detach().reshape(-1, 1).to(self.dtype)
-            n = float(omega.sum())
-            omega = omega / (n or 1.0)
+        omega = T.new_ones(len(T)) if sample_weight is None else sample_weight.detach().to(self.dtype)
+        n = float(omega.sum())
+        omega = omega.reshape(-1, 1) / (n or 1.0)
         N = (self.forgetting if self.forgets else 1.0) * state.samples + n
         lam = parameters.ridges(linear, self.ridge, self.bias_ridge, state.W) / (N or math.inf)
 
-        # A head of the solver's dtype holds W itself; in another, W keeps what rounding took from the head.
-        start = parameters.join(linear) if linear.weight.dtype == self.dtype else parameters.follow(linear, state.W)
-        W, Z = start, state.Z + (start - state.W)  # zero, unless somebody set the head
+        W = parameters.follow(linear, state.W)
+        Z = state.Z + (W - state.W)  # zero, unless somebody set the head
         V = torch.lerp(Z, W, _BETA)
         both = Phi @ torch.cat([V, state.s]).T
         outputs, along_s = both[:, :m], both[:, m:]
@@ -244,7 +235,7 @@ class OnlineLBFGS(OwnsHead):
             E = P - T
         both = (torch.cat([E, curve(P, along_s)], 1) * omega).T @ Phi
         G, y = both[:m] + lam * (V - state.prior), both[m:] + lam * state.s
-        D, length, slope = direction(state.A, self._compact, G)
+        D, length, slope = direction(state, G)
         along = Phi @ D.T
         bend = max(0.0, float((along * curve(P, along) * omega).sum())) + float((lam * D.square()).sum())
         y = state.y + n * y
@@ -269,11 +260,9 @@ class OnlineLBFGS(OwnsHead):
             slope_sum=total,
             curvature_sum=bent,
         )
-        inverse = self._compact
         if new.pair_samples * self.memory >= N:
-            new, inverse = remember(new, inverse)
-            new = new._replace(s=D, y=torch.zeros_like(y), pair_samples=0.0)
-        assign(self, head, _state=new, _compact=inverse)
+            new = remember(new)._replace(s=D, y=torch.zeros_like(y), pair_samples=0.0)
+        assign(self, head, _state=new)
 
     @torch.no_grad()
     def predict(self, features: Tensor) -> Tensor:
@@ -289,11 +278,3 @@ class OnlineLBFGS(OwnsHead):
         linear = self._ready()
         Phi, W = parameters.rows_to_predict(linear, features, self._state.W)
         return parameters.as_outputs(linear, features, Phi @ W.T)
-
-
-def check_settings(loss: str, memory: int, forgetting: float) -> None:
-    """Check hyperparameters, given or loaded."""
-    if loss not in _LOSSES:
-        raise ValueError(f"loss must be one of {', '.join(map(repr, _LOSSES))}, got {loss!r}")
-    at_least("memory", memory, 1)
-    in_range("forgetting", forgetting, 0.0, 1.0)

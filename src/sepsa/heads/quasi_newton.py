@@ -62,30 +62,23 @@ class LBFGSState(NamedTuple):
     pair_samples: float  # those that the pair in the making saw
     slope_sum: float  # of gᵀd and gᵀd/η since H last changed
     curvature_sum: float
+    gamma: float  # of H, which follows from the pairs
+    M: Tensor  # (2l, 2l), with zeros where a young memory has no pairs yet
 
 
-class Compact(NamedTuple):
-    """H of the pairs: γ and M (2l, 2l), with zeros where a young memory has no pairs yet."""
-
-    gamma: float
-    M: Tensor
+KEYS = LBFGSState._fields[:-2]  # of a saved state
 
 
 def moved(state: LBFGSState, device: torch.device) -> LBFGSState:
     """The state with its large tensors on another device."""
-    return LBFGSState._make((*(tensor.to(device) for tensor in state[:6]), *state[6:]))
+    return compact(LBFGSState._make((*(tensor.to(device) for tensor in state[:6]), *state[6:])))
 
 
-def product(A: Tensor, inverse: Compact, g: Tensor) -> Tensor:
-    """Hg for g (mp,)."""
-    A = A.reshape(-1, len(g))
-    return inverse.gamma * g + (inverse.M @ (A @ g)) @ A
-
-
-def direction(A: Tensor, inverse: Compact, G: Tensor) -> tuple[Tensor, float, float]:
+def direction(state: LBFGSState, G: Tensor) -> tuple[Tensor, float, float]:
     """d/‖d‖ (m, p) for d = Hg, ‖d‖ and gᵀd/‖d‖; where rounding made Hg no descent, the same for d = g."""
     g = G.reshape(-1)
-    d = product(A, inverse, g)
+    A = state.A.reshape(-1, len(g))
+    d = state.gamma * g + (state.M @ (A @ g)) @ A
     length = float(torch.linalg.vector_norm(d))
     d = d / (length or 1.0)
     slope = float(g @ d)
@@ -95,26 +88,25 @@ def direction(A: Tensor, inverse: Compact, G: Tensor) -> tuple[Tensor, float, fl
     return d.reshape(G.shape), length, slope
 
 
-def remember(state: LBFGSState, inverse: Compact) -> tuple[LBFGSState, Compact]:
+def remember(state: LBFGSState) -> LBFGSState:
     """The pair in the making becomes the newest of the memory, and H that of the pairs now."""
     s = state.s.reshape(-1)
     y = state.y.reshape(-1) / state.pair_samples if state.pair_samples else state.y.reshape(-1)
     y = y + _DELTA * torch.linalg.vector_norm(y) * s
     # s is zero until the first step, and y may have become too large to square.
     if not (float(s @ y) > 0 and math.isfinite(float(y @ y))):
-        return state, inverse
+        return state
     A = torch.cat([state.A[:, 1:], torch.stack([s, y])[:, None]], 1)
     SY, YY = state.SY.roll((-1, -1), (0, 1)), state.YY.roll((-1, -1), (0, 1))
     SY[-1] = 0.0
     SY[:, -1], YY[:, -1] = (A @ y).double().cpu().unbind()
     YY[-1] = YY[:, -1]
     pairs = min(state.pairs + 1, len(SY))
-    state = state._replace(A=A, SY=SY, YY=YY, pairs=pairs, slope_sum=0.0, curvature_sum=0.0)
-    return state, compact(state)
+    return compact(state._replace(A=A, SY=SY, YY=YY, pairs=pairs, slope_sum=0.0, curvature_sum=0.0))
 
 
-def compact(state: LBFGSState) -> Compact:
-    """γ and M of the pairs."""
+def compact(state: LBFGSState) -> LBFGSState:
+    """The state with γ and M of its pairs."""
     memory, pairs = len(state.SY), state.pairs
     held = slice(memory - pairs, memory)
     M = torch.zeros(2, memory, 2, memory, dtype=torch.float64)
@@ -127,7 +119,7 @@ def compact(state: LBFGSState) -> Compact:
         M[0, held, 0, held] = inverse.T @ (D.diag() + gamma * YY) @ inverse
         M[0, held, 1, held] = -gamma * inverse.T
         M[1, held, 0, held] = -gamma * inverse
-    return Compact(gamma, M.reshape(2 * memory, -1).to(state.A))
+    return state._replace(gamma=gamma, M=M.reshape(2 * memory, -1).to(state.A))
 
 
 def curve(P: Tensor | None, U: Tensor) -> Tensor:
