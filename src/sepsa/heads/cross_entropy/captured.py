@@ -18,8 +18,7 @@ class CapturedSoftmax(CapturedHead):
 
     def __init__(self, linear: nn.Linear, state: CrossEntropyState) -> None:
         super().__init__(linear, state.W)
-        rest = {name: torch.zeros_like(getattr(state, name)) for name in CrossEntropyState._fields[2:-1]}
-        self.now = CrossEntropyState(T=self.T, W=self.W, **rest)
+        self.now = state.map(torch.zeros_like)._replace(T=self.T, W=self.W, A=None)
         self._settings: dict[UpdateSettings, Tensor] = {}
 
     def owns(self, state: CrossEntropyState) -> bool:

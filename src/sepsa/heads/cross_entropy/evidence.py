@@ -43,15 +43,10 @@ class Evidence(NamedTuple):
     rows: float  # samples of an update in the mean
 
 
-def outputs_together(state: CrossEntropyState) -> int:
-    """How many outputs share a curvature."""
-    return len(state.W) if state.T.ndim == 2 else 1
-
-
 def evidence_of(state: CrossEntropyState, forgetting: float, bias: bool) -> Evidence:
     """What the state says about its ridge; `bias`: whether the last coordinate is one."""
-    K, p = outputs_together(state), state.W.shape[1]
-    left, k = state.ridge_left, p - bias
+    (K, p), left = state.W.shape, state.ridge_left
+    K, k = 1 if left.ndim == 2 else K, p - bias
     if state.A is None:
         T, diagonal = state.T, torch.linalg.inv_ex(state.T).inverse.square().sum(-1)
     else:
@@ -60,15 +55,14 @@ def evidence_of(state: CrossEntropyState, forgetting: float, bias: bool) -> Evid
     gained = (diagonal - left)[..., :k].clamp(min=0).mean(-1).sum()
     each = (state.W - state.prior)[:, :k].square().sum(1)
     distance = ((state.shares / state.shares.mean() if K > 1 else 1.0) * each).sum()
-    numbers = torch.cat([torch.stack([gamma, distance, gained]), state.counters.reshape(-1)]).tolist()
-    counts = [(numbers[i], numbers[i + 1]) for i in range(3, len(numbers), 3)]
-    counts = [(updates, seen) for updates, seen in counts if updates and seen] or [(1.0, 0.0)]
+    determined, weights, gained = torch.stack([gamma, distance, gained]).tolist()
+    counts = [(updates, seen) for updates, seen, _ in state.counters.reshape(-1, 3).tolist() if updates and seen]
+    counts = counts or [(1.0, 0.0)]
     updates, seen = (sum(each) for each in zip(*counts, strict=True))
     total = sum(effective_samples(*count, p, forgetting) for count in counts)
-    sample = numbers[2] / total / over_mean_share(K) if total > 0 else 0.0
-    return Evidence(
-        max(K - 1, 1) * numbers[0], numbers[1], sample, total / len(counts), seen / len(counts), seen / updates
-    )
+    sample = gained / total / over_mean_share(K) if total > 0 else 0.0
+    several = len(counts)
+    return Evidence(max(K - 1, 1) * determined, weights, sample, total / several, seen / several, seen / updates)
 
 
 def best_ridge(found: Evidence, ridge: float, kappa: float) -> float:

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from sepsa.heads.base import partial_targets
 from sepsa.heads.base.checks import check_labels, check_outputs, check_rows, explain_nonfinite, is_integer
 from sepsa.heads.base.head import head_of
 from sepsa.heads.cross_entropy.eager import Rows
-from sepsa.heads.cross_entropy.newton import NOISE_FACTOR, NewtonHead, check_count, weights_setting
+from sepsa.heads.cross_entropy.newton import NOISE_FACTOR, NewtonHead, weights_setting
 
 IGNORE_INDEX = -100
 
@@ -77,19 +77,9 @@ class LogisticNewton(NewtonHead):
 
     # ------------------------------------------------------------------ state
 
-    def _start(self, linear: nn.Linear) -> None:
-        super()._start(linear)
-        one, m = self._state, linear.out_features
-        T, left, counters = one.T.repeat(m, 1, 1), one.ridge_left.repeat(m, 1), one.counters.repeat(m, 1)
-        self._state = one._replace(T=T, ridge_left=left, counters=counters)
-
     def _weights(self, W: Tensor) -> Tensor:
-        check_count("pos_weight", self.pos_weight, len(W), "an output")
-        yes = W.new_tensor(self.pos_weight or [1.0] * len(W))
+        yes = self._factors("pos_weight", W, len(W), "an output")
         return torch.stack([torch.ones_like(yes), yes], 1)  # of a negative and a positive sample
-
-    def _more_words(self) -> str:
-        return "" if self.pos_weight is None else f", pos_weight={self.pos_weight}"
 
     # ------------------------------------------------------------------ learning
 
@@ -133,10 +123,6 @@ class LogisticNewton(NewtonHead):
 
     def _probabilities(self, outputs: Tensor) -> Tensor:
         return outputs.sigmoid()
-
-    def _deviation(self, Phi: Tensor) -> Tensor:
-        deviations: Tensor = torch.linalg.vector_norm(Phi @ self._state.T.mT, dim=2).T
-        return deviations
 
 
 def as_numbers(targets: Tensor, like: Tensor, leading: torch.Size | None = None) -> Tensor:

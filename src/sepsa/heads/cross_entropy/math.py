@@ -74,15 +74,19 @@ class CrossEntropyState(NamedTuple):
         return self.map(lambda _: next(mine))
 
 
-def start(W: Tensor, weights: Tensor, ridge: Tensor) -> CrossEntropyState:
-    """Before any data: the head W (K, p), the classes' weights and the ridge (p,) of A."""
+def start(W: Tensor, weights: Tensor, ridge: Tensor, separate: bool) -> CrossEntropyState:
+    """Before any data: the head W (K, p), the classes' weights and the ridge (p,) of A, of which each output has one of
+    its own where they learn separately.
+    """
+    several = W.shape[:1] if separate else ()
+    left = ridge.expand(*several, -1).clone()
     return CrossEntropyState(
-        T=torch.diag(1 / ridge.sqrt()),
+        T=torch.diag_embed(1 / left.sqrt()),
         W=W,
         prior=W.clone(),
         shares=W.new_ones(len(W)),
-        ridge_left=ridge.clone(),
-        counters=W.new_zeros(3),
+        ridge_left=left,
+        counters=W.new_zeros(*several, 3),
         weights=weights,
         ridge=ridge,
     )
@@ -118,7 +122,7 @@ def learned(
 
     # The rows that A gains, scaled to weight one, and the residuals of (2) as they see them
     scale = omega.sqrt()
-    at, q, left = restored(state, lam, settings.forgetting, n)
+    at, q, left, counters = restored(state, lam, settings.forgetting, n, samples)
     c, back = len(at), q.sqrt()[:, None]
     rows = torch.cat([Phi * scale, Phi.new_zeros(c, p).scatter(1, at[:, None], back)])
     residuals = torch.cat([R / s / scale.clamp(min=tiny), back * (W - state.prior)[:, at].T])
@@ -130,7 +134,6 @@ def learned(
     d = inflation.sqrt()
     T, step = absorb_by_qr(T, rows, residuals, d) if by_qr else absorb(T, F, residuals, d)
     T, W = T.contiguous(), (W - step).contiguous()  # in one layout however made, as BLAS rounds by the layout
-    counters = counted(state, samples, c)
     sums = Phi.square().sum() + shares.sum() + counters[1]
     finite = valid & sums.isfinite() & T.isfinite().all() & W.to(settings.head_dtype).isfinite().all()
     ridge_left = left.scatter_add(0, at, q)
@@ -152,36 +155,33 @@ def learned_separately(
 ) -> tuple[CrossEntropyState, Tensor, Tensor]:
     """`learned` for outputs that have a curvature each; targets and weights are (n, K). Without samples, one stays."""
 
-    def one(parts: tuple[Tensor, ...], t: Tensor, w: Tensor) -> tuple[tuple[Any, ...], Tensor, Tensor]:
-        alone = CrossEntropyState._make((*parts, state.ridge, None))
+    def one(alone: CrossEntropyState, t: Tensor, w: Tensor) -> tuple[tuple[Any, ...], Tensor, Tensor]:
         new, finite, too_large = learned(alone, alone.W, Phi, t[:, None], w, settings, by_qr)
         return new[:6], finite, too_large
 
     omega = torch.ones_like(targets) if sample_weight is None else sample_weight.to(targets)
-    old = state._replace(W=W)
-    each = old._replace(W=W[:, None], prior=old.prior[:, None], shares=old.shares[:, None])[:7]
-    tensors, finite, too_large = torch.func.vmap(one, in_dims=(0, 1, 1))(each, targets, omega)
-    seen = (omega > 0).any(0) if sample_weight is not None else omega.new_ones(len(W), dtype=torch.bool)
-    changed = {}
+    old, several = state._replace(W=W), CrossEntropyState._make([0] * 7 + [None] * 2)
+    each = old._replace(W=W[:, None], prior=old.prior[:, None], shares=old.shares[:, None])
+    tensors, finite, too_large = torch.func.vmap(one, in_dims=(several, 1, 1))(each, targets, omega)
+    seen, changed = (omega > 0).any(0), {}
     for name, new, was in zip(state._fields, tensors, old[:6], strict=False):
         kept = seen.reshape(-1, *[1] * (was.ndim - 1))
         changed[name] = new.reshape(was.shape).where(kept, was).contiguous()
-    return state._replace(**changed), finite.all(), too_large.any()
+    return old._replace(**changed), finite.all(), too_large.any()
 
 
-def restored(state: CrossEntropyState, lam: Tensor, forgetting: float, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The coordinates (c,) that get their ridge back in an update of n samples, how much each, and what λ has left."""
-    p = state.W.shape[1]
-    at = coordinates(p, due(p, forgetting, at_least=n), state.counters[2].long(), state.W.device)
+def restored(
+    state: CrossEntropyState, lam: Tensor, forgetting: float, n: int, samples: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The coordinates (c,) that get their ridge back in an update of n samples, how much each, what λ has left, and the
+    counters after the update.
+    """
+    p, (updates, seen, cursor) = state.W.shape[1], state.counters
+    at = coordinates(p, due(p, forgetting, at_least=n), cursor.long(), state.W.device)
     assert isinstance(at, Tensor)  # because the cursor is one
     left = lam * state.ridge_left
-    return at, lacking(left, state.ridge, at), left
-
-
-def counted(state: CrossEntropyState, samples: Tensor, c: int) -> Tensor:
-    """The counters after an update of these samples, in which c coordinates got their ridge back."""
-    updates, seen, cursor = state.counters
-    return torch.stack([updates + 1, seen + samples, next_cursor(cursor, c, state.W.shape[1])])
+    counters = torch.stack([updates + 1, seen + samples, next_cursor(cursor, len(at), p)])
+    return at, lacking(left, state.ridge, at), left, counters
 
 
 def residuals_of(
@@ -262,8 +262,8 @@ def look_large(
     assert state.A is not None
     G, M, U, samples, invalid = block_sums(W, Phi, targets, sample_weight, state.weights, settings.label_smoothing)
     lam, shares, s, rho = blended(state, U, U.sum(), samples, settings.forgetting)
-    at, q, left = restored(state, lam, settings.forgetting, len(Phi))
-    back, counters = torch.zeros_like(left).scatter(0, at, q), counted(state, samples, len(at))
+    at, q, left, counters = restored(state, lam, settings.forgetting, len(Phi), samples)
+    back = torch.zeros_like(left).scatter(0, at, q)
     old = lam * state.A + torch.diag(back)
     H = old + rho * M
     size = H.diagonal().sqrt()
@@ -291,10 +291,9 @@ def block_sums(
 ) -> list[Tensor]:
     """RᵀΦ, Φᵀ diag(ω) Φ, Σ U and Σ m in W's dtype, and whether a target is invalid, from `CHUNK` logits at a time."""
     n, size, V = len(Phi), max(CHUNK // len(weights), 1), W.to(Phi.dtype)
+    omega = [None] * n if sample_weight is None else torch.split(sample_weight.reshape(n), size)
     sums: list[Tensor] = []
-    for rows in (slice(first, first + size) for first in range(0, n, size)):
-        x, y = Phi[rows], targets.reshape(n, -1)[rows]
-        each = None if sample_weight is None else sample_weight.reshape(n)[rows]
+    for x, y, each in zip(torch.split(Phi, size), torch.split(targets.reshape(n, -1), size), omega, strict=False):
         R, U, samples, valid = residuals_of(V, x, y, each, weights, smoothing)
         scaled = x * U.sum(1, keepdim=True).sqrt()
         part = [*(t.to(W.dtype) for t in (R.T @ x, scaled.T @ scaled, U.sum(0), samples)), ~valid]
@@ -325,21 +324,18 @@ def with_ridge(state: CrossEntropyState, ridge: Tensor) -> CrossEntropyState | N
     share = state.ridge_left / state.ridge
     D = (ridge - state.ridge) * share
     new = state._replace(ridge_left=ridge * share, ridge=ridge)
-    T, good = state.T, False
     if state.A is None:  # TᵀT = A⁻¹: (A + D)⁻¹ = Tᵀ(I + TDTᵀ)⁻¹T
+        T = state.T
         H = identity(T.shape[-1], T) + (T * D[..., None, :]) @ T.mT
         C, least = unit_root(H)
-        good = bool(least > LOST_DIGITS[torch.float64])
         T = triangular(C, T / H.diagonal(dim1=-2, dim2=-1).sqrt()[..., None]).contiguous()
         new = new._replace(T=T)
-    if not good:
-        A = with_curvature(state).A
-        assert A is not None
-        A = A + torch.diag_embed(D)
+    else:
+        A = state.A + torch.diag(D)
         T, least = inverse_root(A)
-        if not bool(least > LOST_DIGITS[torch.float64]):
-            return None
-        new = new._replace(T=T) if state.A is None else new._replace(A=A)
+        new = new._replace(A=A)
+    if not bool(least > LOST_DIGITS[torch.float64]):
+        return None
     step = ((state.W - state.prior) * D).reshape(*T.shape[:-2], -1, T.shape[-1]) @ T.mT @ T
     return new._replace(W=(state.W - step.reshape(state.W.shape)).contiguous())
 
@@ -390,27 +386,20 @@ def both(logits: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(logits), logits], -1) if logits.shape[-1] == 1 else logits
 
 
-def probabilities_of(targets: Tensor, weights: Tensor) -> Tensor:
-    """Targets of any kind as probabilities (..., classes); a label that is none becomes NaN."""
-    C = len(weights)
-    if targets.is_floating_point():
-        targets = targets.to(weights.dtype)  # before 1 - targets, which has more digits
-        return torch.cat([1 - targets, targets], -1) if targets.shape[-1] == 1 else targets
-    one = torch.arange(C, device=targets.device)
-    hot = (targets.unsqueeze(-1) == one).to(weights.dtype)
-    return hot / hot.sum(-1, keepdim=True)
+def probabilities_of(targets: Tensor, like: Tensor) -> Tensor:
+    """Targets (..., K) as probabilities of all classes, in the dtype of `like`."""
+    targets = targets.to(like.dtype)  # before 1 - targets, which has more digits
+    return torch.cat([1 - targets, targets], -1) if targets.shape[-1] == 1 else targets
 
 
 def mean_loss(outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
     """The mean cross-entropy of logits (..., K) for labels (...) or probabilities (..., K), with weights of classes."""
-    logits = both(outputs)
-    C = logits.shape[-1]
-    logits = logits.reshape(-1, C)
+    logits = both(outputs).reshape(-1, max(outputs.shape[-1], 2))
     if targets.is_floating_point():
-        probabilities = probabilities_of(targets, logits.new_empty(C)).reshape(-1, C)
-        return functional.cross_entropy(logits, probabilities, weights, label_smoothing=smoothing)
-    labels = targets.reshape(-1).long()
-    total = functional.cross_entropy(logits, labels, weights, reduction="sum", label_smoothing=smoothing)
+        targets = probabilities_of(targets, logits).reshape(logits.shape)
+    else:
+        targets = targets.reshape(-1).long()
+    total = functional.cross_entropy(logits, targets, weights, reduction="sum", label_smoothing=smoothing)
     return total / len(logits)
 
 

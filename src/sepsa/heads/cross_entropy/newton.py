@@ -20,6 +20,7 @@ from sepsa.heads.cross_entropy.eager import Rows, Samples, TorchBackend
 from sepsa.heads.cross_entropy.math import (
     CrossEntropyState,
     UpdateSettings,
+    class_factors,
     effective_samples,
     over_mean_share,
     start,
@@ -75,13 +76,16 @@ class NewtonHead(OwnsHead):
     def _weights(self, W: Tensor) -> Tensor:
         """The `weights` of a state, which follow from the settings; those must fit the head, W (m, p)."""
 
-    @abstractmethod
-    def _more_words(self) -> str:
-        """The settings of this kind of head alone, for a repr."""
-
     def _derived(self, linear: nn.Linear, W: Tensor) -> dict[str, Tensor]:
         """What a state has from the settings."""
         return {"weights": self._weights(W), "ridge": self._ridges(linear, W, self._ridge)}
+
+    def _factors(self, name: str, W: Tensor, count: int, of: str) -> Tensor:
+        """The factors (count,) of the setting `name`, one `of` this head, or ones."""
+        values = getattr(self, name)
+        if values is not None and len(values) != count:
+            raise ValueError(f"{name} must have {count} numbers, one {of} of this head, got {len(values)}")
+        return W.new_tensor(values or [1.0] * count)
 
     def _ridges(self, linear: nn.Linear, W: Tensor, ridge: float) -> Tensor:
         """The `ridge` (p,) of a state for this setting."""
@@ -90,7 +94,7 @@ class NewtonHead(OwnsHead):
 
     def _start(self, linear: nn.Linear) -> None:
         W = parameters.start(linear, None)
-        self._state = start(W, **self._derived(linear, W))
+        self._state = start(W, **self._derived(linear, W), separate=self.learns_partly)
 
     @abstractmethod
     def _rows(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Rows:
@@ -103,10 +107,6 @@ class NewtonHead(OwnsHead):
     @abstractmethod
     def _probabilities(self, outputs: Tensor) -> Tensor:
         """The probabilities of logits (..., out_features)."""
-
-    @abstractmethod
-    def _deviation(self, Phi: Tensor) -> Tensor:
-        """The standard deviations (n, m) of the logits at the rows Φ (n, p)."""
 
     def _located(self) -> nn.Linear:
         """The head, with the state where it is."""
@@ -156,24 +156,22 @@ class NewtonHead(OwnsHead):
             ValueError: A shape or target is wrong, or a value is not finite; nothing was learned.
         """
         linear = self._located()
-        rows, settings = self._rows(features, targets, sample_weight), settings_of(self)
+        rows, settings = self._rows(features, targets, sample_weight), self._update_settings()
         by_evidence = self.ridge == "evidence"
         updates, state, ridge = self._updates, self._state, self._ridge
         if updates is None:
             updates = self.steps
         if by_evidence and not updates:
-            state, ridge = begun(self, rows[0], rows[2])
+            state, ridge = self._begun(rows[0], rows[2])
         samples = Samples(*rows, settings, updates)
         backend = self._backend_for(linear, samples.rows)
         new, finite = backend.learn(state, samples)
         if not finite:
             raise self._explain(*rows[:2], new.W)
-        state, owned = new, backend.owns(new)
+        state = new
         if by_evidence and due(updates, updates + 1, settings.forgetting):
-            state, ridge = chosen(self, new, ridge)
-            if state is not new and owned:
-                state = state.copy()  # recordings write into its tensors
-        head = None if state is new and owned else state.W.to(linear.weight.dtype)  # else the head has them already
+            state, ridge = self._chosen(new, ridge)
+        head = None if state is new and backend.owns(new) else state.W.to(linear.weight.dtype)  # else the head has them
         assign(self, head, _state=state, _ridge=ridge, _updates=updates + 1, _backend=backend)
 
     def state_dict(self) -> dict[str, Any]:
@@ -213,8 +211,7 @@ class NewtonHead(OwnsHead):
         }
         state = CrossEntropyState(**tensors, **derived)
         check_values(saved, state)
-        own = (*self.settings, "ridge", "noise_factor", "bias_ridge", "_ridge")
-        assign(self, **{name: getattr(fresh, name) for name in own}, _state=state, _updates=None)
+        assign(self, **vars(fresh), _state=state, _updates=None)
 
     @property
     def steps(self) -> int:
@@ -292,54 +289,49 @@ class NewtonHead(OwnsHead):
         Returns:
             Logits (..., out_features), or a `Posterior(mean, std)` of two such tensors.
         """
-        Phi, mean = self._logits(features)
+        linear, state = self._ready(), self._state
+        Phi, W = parameters.rows_to_predict(linear, features, state.W)
+        mean = parameters.as_outputs(linear, features, Phi @ W.T)
         if not return_std:
             return mean
-        return Posterior(mean, parameters.as_outputs(head_of(self), features, self._deviation(Phi)))
+        spread = (Phi @ state.T.mT).square().sum(-1)  # (n,), or with a curvature for each output (m, n)
+        if not self.learns_partly:
+            spread = spread / class_factors(state.shares)[:, None]
+        return Posterior(mean, parameters.as_outputs(linear, features, spread.sqrt().T))
 
     def __repr__(self) -> str:
-        more = parameters.bias_words(self.bias_ridge) + self._more_words() + shape_words(self.linear)
+        others = ((name, getattr(self, name)) for name in self.settings[1:])
+        more = "".join(f", {name}={value}" for name, value in others if value)
+        more = parameters.bias_words(self.bias_ridge) + more + shape_words(self.linear)
         ridge = f"{self.ridge}, now {self._ridge:.3g}" if isinstance(self.ridge, str) else f"{self.ridge:g}"
         return f"{type(self).__name__}(ridge={ridge}, forgetting={self.forgetting:g}{more})"
 
-    def _logits(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Φ (n, p) of features (..., in_features), and the logits (..., out_features)."""
-        linear = self._ready()
-        Phi, W = parameters.rows_to_predict(linear, features, self._state.W)
-        return Phi, parameters.as_outputs(linear, features, Phi @ W.T)
+    def _update_settings(self) -> UpdateSettings:
+        """What the next update depends on."""
+        lam = self.forgetting if self.forgets else 1.0
+        return UpdateSettings(lam, self.label_smoothing, head_of(self).weight.dtype)
 
+    def _begun(self, features: Tensor, weight: Tensor | None) -> tuple[CrossEntropyState, float]:
+        """The state before the first update, with a ridge by evidence for these features, and that ridge."""
+        linear, (_, W, *_) = head_of(self), self._state
+        rows = features.detach().reshape(-1, linear.in_features).to(W.dtype)
+        if weight is not None:
+            weight = weight.detach().reshape(len(rows), -1).to(W.dtype).mean(1)
+        ridge = class_evidence.first_ridge(rows, weight, 1 if self.learns_partly else len(W))
+        if ridge is None:
+            return self._state, self._ridge
+        return start(W, self._state.weights, self._ridges(linear, W, ridge), self.learns_partly), ridge
 
-def settings_of(solver: NewtonHead) -> UpdateSettings:
-    """What the next update of a solver depends on."""
-    lam = solver.forgetting if solver.forgets else 1.0
-    return UpdateSettings(lam, solver.label_smoothing, head_of(solver).weight.dtype)
-
-
-def begun(solver: NewtonHead, features: Tensor, weight: Tensor | None) -> tuple[CrossEntropyState, float]:
-    """The state before the first update, with a ridge by evidence for these features, and that ridge."""
-    linear, state = head_of(solver), solver._state
-    outputs = class_evidence.outputs_together(state)
-    rows = features.detach().reshape(-1, linear.in_features).to(state.W.dtype)
-    if weight is not None:
-        weight = weight.detach().reshape(len(rows), -1).to(state.W.dtype).mean(1)
-    ridge = class_evidence.first_ridge(rows, weight, outputs)
-    if ridge is None:
-        return state, solver._ridge
-    each = solver._ridges(linear, state.W, ridge)
-    T, left = torch.diag(each.rsqrt()).expand(state.T.shape), each.expand(state.ridge_left.shape)
-    return state._replace(T=T.clone(), ridge_left=left.clone(), ridge=each), ridge
-
-
-def chosen(solver: NewtonHead, state: CrossEntropyState, ridge: float) -> tuple[CrossEntropyState, float]:
-    """The state, which has this ridge, with the ridge of the largest evidence, and that ridge."""
-    linear, forgetting = head_of(solver), settings_of(solver).forgetting
-    with torch.autocast(linear.weight.device.type, enabled=False):
-        found = class_evidence.evidence_of(state, forgetting, linear.bias is not None)
-        best = class_evidence.best_ridge(found, ridge, solver.noise_factor)
-        new = None if best == ridge else with_ridge(state, solver._ridges(linear, state.W, best))
-        if new is None or not bool(new.W.to(linear.weight.dtype).isfinite().all()):
-            return state, ridge
-    return new, best
+    def _chosen(self, state: CrossEntropyState, ridge: float) -> tuple[CrossEntropyState, float]:
+        """The state, which has this ridge, or a copy with the ridge of the largest evidence; and that ridge."""
+        linear = head_of(self)
+        with torch.autocast(linear.weight.device.type, enabled=False):
+            found = class_evidence.evidence_of(state, self._update_settings().forgetting, linear.bias is not None)
+            best = class_evidence.best_ridge(found, ridge, self.noise_factor)
+            new = None if best == ridge else with_ridge(state, self._ridges(linear, state.W, best))
+            if new is None or not bool(new.W.to(linear.weight.dtype).isfinite().all()):
+                return state, ridge
+        return new.copy(), best
 
 
 def check_values(saved: Entries, state: CrossEntropyState) -> None:
@@ -360,9 +352,3 @@ def weights_setting(name: str, values: Sequence[float] | Tensor | None, of: str)
     if isinstance(values, (str, dict)) or not hasattr(values, "__iter__"):
         raise TypeError(f"{name} must be numbers, one {of}, or None, got {values!r}")
     return [in_range(name, c, 0.0, math.inf) for c in getattr(values, "tolist", lambda: values)()]
-
-
-def check_count(name: str, values: list[float] | None, count: int, of: str) -> None:
-    """Raise an error unless there is one weight for each class or output of a head."""
-    if values is not None and len(values) != count:
-        raise ValueError(f"{name} must have {count} numbers, one {of} of this head, got {len(values)}")

@@ -14,15 +14,7 @@ from sepsa.heads.base.head import assign, head_of
 from sepsa.heads.cross_entropy.captured import CapturedSoftmax
 from sepsa.heads.cross_entropy.eager import Rows
 from sepsa.heads.cross_entropy.math import both, class_factors, mean_loss, wrong_targets
-from sepsa.heads.cross_entropy.newton import (
-    NOISE_FACTOR,
-    NewtonHead,
-    begun,
-    check_count,
-    chosen,
-    settings_of,
-    weights_setting,
-)
+from sepsa.heads.cross_entropy.newton import NOISE_FACTOR, NewtonHead, weights_setting
 from sepsa.heads.least_squares.evidence import due, updates_until
 from sepsa.validation import is_number
 
@@ -94,9 +86,7 @@ class SoftmaxNewton(NewtonHead):
     # ------------------------------------------------------------------ state
 
     def _weights(self, W: Tensor) -> Tensor:
-        classes = max(len(W), 2)
-        check_count("class_weight", self.class_weight, classes, "a class")
-        return W.new_tensor(self.class_weight or [1.0] * classes)
+        return self._factors("class_weight", W, max(len(W), 2), "a class")
 
     def _located(self) -> nn.Linear:
         captured = self._captured
@@ -106,10 +96,10 @@ class SoftmaxNewton(NewtonHead):
         linear = super()._located()
         if self.ridge == "evidence" and captured is not None and self._state is captured.now:
             updates = int(self._state.counters[0])
-            if due(captured.updates, updates, settings_of(self).forgetting):
-                state, ridge = chosen(self, self._state, self._ridge)
+            if due(captured.updates, updates, self._update_settings().forgetting):
+                state, ridge = self._chosen(self._state, self._ridge)
                 if state is not self._state:
-                    assign(self, state.W.to(linear.weight.dtype), _state=state.copy(), _ridge=ridge, _updates=updates)
+                    assign(self, state.W.to(linear.weight.dtype), _state=state, _ridge=ridge, _updates=updates)
             captured.updates = updates
         return linear
 
@@ -117,10 +107,6 @@ class SoftmaxNewton(NewtonHead):
         """Return s (out_features,): the curvature of class k is s_k A, and the covariance of its weights B / s_k."""
         self._located()
         return class_factors(self._state.shares)
-
-    def _more_words(self) -> str:
-        more = f", label_smoothing={self.label_smoothing:g}" if self.label_smoothing else ""
-        return more + ("" if self.class_weight is None else f", class_weight={self.class_weight}")
 
     # ------------------------------------------------------------------ learning
 
@@ -142,10 +128,6 @@ class SoftmaxNewton(NewtonHead):
     def _probabilities(self, outputs: Tensor) -> Tensor:
         return both(outputs).softmax(-1)
 
-    def _deviation(self, Phi: Tensor) -> Tensor:
-        spread = (Phi @ self._state.T.T).square().sum(1, keepdim=True) / class_factors(self._state.shares)
-        return spread.sqrt()
-
     def _rows(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Rows:
         check_classes(head_of(self), features, targets, sample_weight)
         return features, targets, sample_weight
@@ -166,7 +148,7 @@ class SoftmaxNewton(NewtonHead):
         captured.now.W.copy_(parameters.follow(linear, captured.now.W))
         if self.ridge == "evidence":
             captured.updates = int(captured.now.counters[0])
-        return settings_of(self), tuple(self.class_weight or ()), captured.place
+        return self._update_settings(), tuple(self.class_weight or ()), captured.place
 
     @torch.no_grad()
     def update_captured(self, features: Tensor, targets: Tensor) -> Tensor:
@@ -186,9 +168,9 @@ class SoftmaxNewton(NewtonHead):
             targets = targets.reshape(features.shape[:-1])
         by_evidence = self.ridge == "evidence" and not (features.is_cuda and torch.cuda.is_current_stream_capturing())
         if by_evidence and not self._state.counters[0]:  # steps that warm up
-            state, self._ridge = begun(self, features, None)
+            state, self._ridge = self._begun(features, None)
             captured.load(state)
-        return captured.update(features, targets, settings_of(self))
+        return captured.update(features, targets, self._update_settings())
 
     def replays(self) -> int | None:
         """Return how many recorded updates may run before `prepare_capture` chooses the ridge again.
@@ -198,7 +180,7 @@ class SoftmaxNewton(NewtonHead):
         """
         if self.ridge != "evidence" or self._captured is None:
             return None
-        return updates_until(self._captured.updates, settings_of(self).forgetting)
+        return updates_until(self._captured.updates, self._update_settings().forgetting)
 
     @torch.no_grad()
     def finish_captured(self) -> None:
