@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from sepsa.states.schema import Entries, brief, damaged
-from sepsa.states.tree import MISFITS, PLAIN, Decoder, Tree
+from sepsa.states.schema import Entries, brief, settings
+from sepsa.states.tree import PLAIN, Decoder, Tree
 
 
 def generator_state(generator: np.random.Generator) -> Any:
@@ -21,13 +21,11 @@ def generator_state(generator: np.random.Generator) -> Any:
 def read_generator(name: str, value: Any) -> np.random.Generator:
     """A generator that continues from `generator_state`."""
     generator = np.random.default_rng(0)
-    try:
+    with settings(name):
         generator.bit_generator.state = value
-        if generator.bit_generator.state == value:
-            return generator
-    except MISFITS:
-        pass
-    raise damaged(name, "the state of a generator", brief(value))
+        if generator.bit_generator.state != value:
+            raise ValueError(f"it must be the state of a generator, got {brief(value)}")
+    return generator
 
 
 def is_label(value: Any) -> bool:
@@ -52,13 +50,11 @@ def pack_label(label: Hashable) -> Any:
 
 def unpack_label(name: str, value: Any) -> Hashable:
     """The label that `pack_label` was given, from the entry `name`."""
-    try:
+    with settings(name):
         label: Hashable = Decoder({})(value)
-        if pack_label(label) == value:
-            return label
-    except MISFITS:
-        pass
-    raise damaged(name, "a label as `pack_label` writes it", brief(value))
+        if pack_label(label) != value:
+            raise ValueError(f"it must be a label as `pack_label` writes it, got {brief(value)}")
+    return label
 
 
 def unpack_labels(state: Entries, key: str) -> dict[Hashable, int]:

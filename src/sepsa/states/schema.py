@@ -65,15 +65,15 @@ class Entries:
     def damaged(self, key: Any, expected: str, got: object) -> ValueError:
         return damaged(self.path(key), expected, got)
 
-    def number(self, key: Any, low: float = -math.inf, high: float = math.inf) -> float:
+    def number(self, key: Any, low: float = -LARGEST_FLOAT, high: float = LARGEST_FLOAT) -> float:
         """A finite number in [low, high], not a bool."""
         value = float(self[key]) if isinstance(self[key], np.floating) else self[key]
-        if not is_number(value) or not low <= value <= high or not abs(value) <= LARGEST_FLOAT:
-            kind = "a number" if math.isfinite(low) or math.isfinite(high) else "a finite number"
-            raise self.damaged(key, kind + bounds(low, high), brief(value))
+        if not is_number(value) or not low <= value <= high:
+            words = bounds(low, high)
+            raise self.damaged(key, "a number" + words if words else "a finite number", brief(value))
         return float(value)
 
-    def numbers(self, low: float = -math.inf) -> list[float]:
+    def numbers(self, low: float = -LARGEST_FLOAT) -> list[float]:
         """All items of a list as finite numbers of at least `low`."""
         return [self.number(i, low) for i in range(len(self))]
 
@@ -81,8 +81,7 @@ class Entries:
         """An integer in [low, high], not a bool."""
         value = self[key]
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
-            words = bounds(low, math.inf if high == LARGEST_INTEGER else high)
-            raise self.damaged(key, "an integer" + words, brief(value))
+            raise self.damaged(key, "an integer" + bounds(low, high), brief(value))
         return int(value)
 
     def tensor(self, key: Any, shape: Shape, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
@@ -102,13 +101,9 @@ class Entries:
 
     def equal(self, key: Any, wanted: object) -> None:
         """Raise an error for an entry that differs from `wanted`, the setting of this object."""
-        value = self[key]
-        try:
-            same = type(value) is type(wanted) and bool(value == wanted)
-        except (ValueError, TypeError, RuntimeError):  # an array or a tensor where there was a number
-            same = False
-        if not same:
-            raise ValueError(f"{self.path(key)} must be {wanted!r}, as this object was made, got {brief(value)}")
+        if repr(self[key]) != repr(wanted):
+            got = brief(self[key])
+            raise ValueError(f"{self.path(key)} must be {wanted!r}, as this object was made, got {got}")
 
     def entries(self, key: Any, keys: Set[str]) -> Entries:
         """The entries of a dict that has these keys and no others."""
@@ -153,11 +148,9 @@ def check_array(
     name: str, value: Any, shape: Shape, dtype: DType, *, low: float = -math.inf, missing: bool = False
 ) -> None:
     """Check that this is a dense tensor (for a NumPy dtype an array) of this shape, finite and at least `low`."""
-    library: Any = np
-    if not isinstance(dtype, np.dtype):
-        import torch as library
-    kind = "an array" if library is np else "a tensor"
-    fits = isinstance(value, np.ndarray) if library is np else is_tensor(value) and not value.is_nested
+    is_array = isinstance(dtype, np.dtype)
+    kind = "an array" if is_array else "a tensor"
+    fits = isinstance(value, np.ndarray) if is_array else is_tensor(value) and not value.is_nested
     if (
         not fits
         or len(value.shape) != len(shape)
@@ -168,9 +161,10 @@ def check_array(
         raise ValueError(
             f"{name} must be {kind} of shape {expected}, got {got}: the checkpoint belongs to a model of another size"
         )
-    if value.dtype != dtype or (library is not np and (value.layout is not library.strided or value.is_meta)):
+    if value.dtype != dtype or not (is_array or (str(value.layout) == "torch.strided" and not value.is_meta)):
         raise damaged(name, f"{kind} of {dtype} in dense layout", kind_of(value))
-    wrong = value[(library.isinf(value) if missing else ~library.isfinite(value)) | (value < low)]
+    valid = (value > -math.inf) & (value < math.inf) & (value >= low)
+    wrong = value[~(valid | (value != value) if missing else valid)]
     if len(wrong):
         least = "" if low == -math.inf else f" and at least {low:g}"
         raise damaged(name, f"finite{least}", wrong[0].item())
@@ -178,11 +172,11 @@ def check_array(
 
 @contextlib.contextmanager
 def settings(name: str) -> Iterator[None]:
-    """A context in which the error of a check of settings gets the name of the saved entry."""
+    """A context in which an error, as of a check of settings, becomes that of the saved entry."""
     try:
         yield
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: {error}: the checkpoint is damaged") from None
+    except Exception as error:
+        raise ValueError(f"{name}: {error or type(error).__name__}: the checkpoint is damaged") from None
 
 
 def damaged(name: str, expected: str, got: object) -> ValueError:
@@ -191,10 +185,10 @@ def damaged(name: str, expected: str, got: object) -> ValueError:
 
 
 def bounds(low: float, high: float) -> str:
-    """The closed interval [low, high] in words."""
-    if math.isfinite(low):
-        return f" of at least {low:g}" if high == math.inf else f" in [{low:g}, {high:g}]"
-    return f" of at most {high:g}" if math.isfinite(high) else ""
+    """The closed interval [low, high] in words; from the largest integer on a number is no bound."""
+    if high < LARGEST_INTEGER:
+        return f" in [{low:g}, {high:g}]" if low > -LARGEST_INTEGER else f" of at most {high:g}"
+    return f" of at least {low:g}" if low > -LARGEST_INTEGER else ""
 
 
 def brief(value: object) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sepsa.states.objects import load_all
-from sepsa.states.schema import Entries, brief, check_array, damaged, read, settings
+from sepsa.states.schema import brief, check_array, damaged, read, settings
 from sepsa.training.joint import parts_of
 from sepsa.training.observer import Observer
 from sepsa.validation import in_range, is_number
@@ -48,13 +48,12 @@ def load(state_dict: dict[str, Any], base: Optimizer, observers: list[Observer])
 
     A single head may have another name than the one that was saved.
     """
-    own = state_dict.pop("sepsa", None)
-    entries = state_dict.get("state")
-    entries = entries if isinstance(entries, dict) else {}
-    under = [key for key, value in entries.items() if isinstance(value, dict) and "sepsa" in value]
-    for key in under:
-        entry = dict(entries[key])
-        carried = unpacked(f"state_dict['state'][{key!r}]['sepsa']", entry.pop("sepsa"))
+    own, moments = state_dict.pop("sepsa", None), state_dict.get("state")
+    under = [k for k, v in moments.items() if isinstance(v, dict) and "sepsa" in v] if isinstance(moments, dict) else []
+    for key in under:  # written for torch.distributed.checkpoint
+        entry = dict(state_dict["state"][key])
+        with settings(f"state_dict['state'][{key!r}]['sepsa']"):
+            carried = torch.load(io.BytesIO(entry.pop("sepsa")), weights_only=True)
         own = carried if own is None else own
         state_dict["state"] = state_dict["state"] | {key: entry}
     if own is None:
@@ -81,6 +80,16 @@ def load(state_dict: dict[str, Any], base: Optimizer, observers: list[Observer])
     base.load_state_dict(state_dict)
 
 
+def numbered(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A state that torch.distributed.checkpoint read, with parameters by number instead of by name."""
+    with settings("state_dict['param_groups']"):
+        groups = state_dict["param_groups"]
+        place = {name: k for k, name in enumerate(name for group in groups for name in group["params"])}
+        groups = [group | {"params": [place[name] for name in group["params"]]} for group in groups]
+    state = {place.get(name, name): entry for name, entry in state_dict["state"].items()}
+    return state_dict | {"param_groups": groups, "state": state}
+
+
 def shapes_of(base: Optimizer) -> list[list[list[int]]]:
     """The shapes of the body's parameters, by groups."""
     return [[list(p.shape) for p in group["params"]] for group in base.param_groups]
@@ -92,107 +101,61 @@ def shapes_of(base: Optimizer) -> list[list[list[int]]]:
 def check_own(own: object, body: list[list[list[int]]]) -> dict[str, Any]:
     """Check SepSA's own part of a state. Returns the states of the heads, which their solvers check."""
     state = read("state_dict['sepsa']", own, {"heads", "head_fraction", "generator", "body", "samples"}, "SepSA")
-    heads = state.mapping("heads").values
+    heads: dict[str, Any] = dict(state.mapping("heads").values)
     with settings(state.name):
         in_range("head_fraction", state["head_fraction"], 0.0, 1.0)
-    try:
+    with settings(state.path("generator")):
         torch.Generator().set_state(state["generator"].cpu())
-    except (AttributeError, RuntimeError, TypeError) as error:
-        raise state.damaged("generator", "the state of a generator", error) from None
     state.integer("samples")
-    if not same_integers(state["body"], body):
+    if repr(state["body"]) != repr(body):
         raise ValueError(f"state_dict belongs to a body with parameter shapes {state['body']}, this one has {body}")
-    return dict(heads)
-
-
-def same_integers(given: Any, own: Any) -> bool:
-    """Whether nested lists or tuples hold the same integers."""
-    if isinstance(own, int):
-        return type(given) is int and given == own
-    return isinstance(given, (list, tuple)) and len(given) == len(own) and all(map(same_integers, given, own))
+    return heads
 
 
 def check_base(state_dict: dict[str, Any], base: Optimizer) -> None:
     """Check the state of this base optimizer: groups, options, moments and counters."""
     live = base.state_dict()
     state = read("state_dict", state_dict, set(live), "SepSA")
-    groups = state.items("param_groups", len(live["param_groups"]))
+    groups, moments = state.items("param_groups", len(live["param_groups"])), state.mapping("state")
     defaults = [part.defaults for part in parts_of(base) for _ in part.param_groups]
-    moments = state.mapping("state")
     unknown = set(moments.values)
     for i, own in enumerate(live["param_groups"]):
-        check_group(groups.path(i), groups[i], own, defaults[i])
-        entries = {key: moments.mapping(key) for key in own["params"] if key in moments.values}
-        kinds: dict[int, dict[str, Any]] = {}  # some optimizers keep other moments of a matrix than of a vector
-        for key, parameter in zip(own["params"], base.param_groups[i]["params"], strict=True):
-            if (one := entries.get(key)) is not None and len(one):
-                check_moments(one, live["state"].get(key), kinds.setdefault(parameter.ndim, one.values))
-        unknown -= set(entries)
+        group = groups.mapping(i)
+        # torch gives the defaults of a copied optimizer an option "differentiable", which groups may lack.
+        options = [name for name in defaults[i] if name in own]
+        if missing := sorted({"params", *options} - set(group.values)):
+            raise ValueError(f"{group.name} must be a group of this optimizer, missing {missing}")
+        group.equal("params", own["params"])
+        for name in options:
+            check_like(group.path(name), group[name], own[name], 0.0)
+        for key in unknown.intersection(own["params"]):
+            # Before its first step a parameter has no moments of its own to compare with.
+            if len(entry := moments.mapping(key)):
+                like = live["state"].get(key) or entry.values
+                read(entry.name, entry.values, set(like), "this optimizer")
+                for name, value in entry.values.items():
+                    low = 0.0 if name in _NOT_NEGATIVE else -math.inf
+                    check_like(entry.path(name), value, like[name], low)
+        unknown -= set(own["params"])
     if unknown:
         raise ValueError(f"{moments.path(min(unknown, key=repr))} must belong to one of the parameters of the body")
 
 
-def check_group(name: str, group: object, own: dict[str, Any], defaults: dict[str, Any]) -> None:
-    """Check that a parameter group has the parameters and the options of this optimizer."""
-    # torch gives the defaults of a copied optimizer an option "differentiable", which groups may lack.
-    needed = {"params", *defaults} & set(own)
-    if not isinstance(group, dict) or not needed <= set(group):
-        missing = sorted(needed - set(group)) if isinstance(group, dict) else brief(group)
-        raise ValueError(f"{name} must be a group of this optimizer, missing {missing}")
-    if not same_integers(group["params"], own["params"]):
-        raise damaged(f"{name}['params']", f"{own['params']}", brief(group["params"]))
-    for option in needed - {"params"}:
-        check_option(f"{name}[{option!r}]", group[option], own[option])
-
-
-def check_option(name: str, value: Any, own: Any) -> None:
-    """Check that an option has the type and sign of this optimizer's own."""
+def check_like(name: str, value: Any, own: Any, low: float) -> None:
+    """Check that an option, moment or counter has type and shape of this optimizer's own, and is at least `low`."""
+    if isinstance(value, Tensor) and (own is None or isinstance(own, Tensor)):
+        like = value if own is None else own
+        check_array(name, value, tuple(like.shape), like.dtype, low=low)
+        return
     value, own = (one.item() if isinstance(one, Tensor) and one.numel() == 1 else one for one in (value, own))
     if isinstance(own, (tuple, list)):
         fits = isinstance(value, (tuple, list)) and len(value) == len(own)
         for i, (part, mine) in enumerate(zip(value, own, strict=True) if fits else ()):
-            check_option(f"{name}[{i}]", part, mine)
-    elif is_number(own) or (own is None and not isinstance(value, bool)):
-        fits = value is own or (is_number(value) and abs(value) < 2**63 and (value >= 0 or (own or 0) < 0))
+            check_like(f"{name}[{i}]", part, mine, low)
+    elif is_number(value) and (own is None or is_number(own)):
+        fits = abs(value) < 2**63 and (value >= low or (own or 0) < 0)
     else:
-        fits = type(value) is type(own) or (own is None and isinstance(value, bool))
+        unset = own is None and isinstance(value, bool)  # torch chooses where such an option is None
+        fits = unset or type(value) is type(own) or (value is None and name.endswith("['momentum_buffer']"))
     if not fits:
-        raise damaged(name, f"an option such as {own!r}", brief(value))
-
-
-def check_moments(entries: Entries, live: dict[str, Any] | None, other: dict[str, Any]) -> None:
-    """Check that moments and counters are such as this parameter's are, or those of another one, and finite."""
-    like = live or other
-    read(entries.name, entries.values, set(like), "this optimizer")
-    for name, value in entries.values.items():
-        low, own = 0.0 if name in _NOT_NEGATIVE else -math.inf, like[name]
-        if isinstance(value, Tensor) and (isinstance(own, Tensor) or own is None):
-            of = value if own is None or not live else own
-            check_array(entries.path(name), value, tuple(of.shape), of.dtype, low=low)
-        elif is_number(own):
-            entries.number(name, low, 2**63 - 1)
-        elif type(value) is not type(own) and not (name == "momentum_buffer" and value is None):
-            raise entries.damaged(name, f"{type(own).__name__}", brief(value))
-
-
-# ---------------------------------------------------------------------- states that torch.distributed.checkpoint wrote
-
-
-def unpacked(name: str, own: object) -> Any:
-    """SepSA's own state from the bytes in the entry of this name."""
-    try:
-        return torch.load(io.BytesIO(own), weights_only=True)  # type: ignore[arg-type]
-    except Exception as error:
-        raise damaged(name, "the bytes that state_dict() wrote", f"{brief(own)} ({type(error).__name__})") from None
-
-
-def numbered(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """The state with parameters by number instead of by name."""
-    groups: Any = state_dict.get("param_groups")
-    own = isinstance(groups, list) and all(isinstance(g, dict) and isinstance(g.get("params"), list) for g in groups)
-    if not own:
-        raise damaged("state_dict['param_groups']", "a list of groups with their params", brief(groups))
-    place = {name: k for k, name in enumerate(name for group in groups for name in group["params"])}
-    groups = [group | {"params": [place[name] for name in group["params"]]} for group in groups]
-    state = {place.get(name, name): entry for name, entry in state_dict["state"].items()}
-    return state_dict | {"param_groups": groups, "state": state}
+        raise damaged(name, f"one such as {brief(own)}", brief(value))
