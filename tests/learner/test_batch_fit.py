@@ -33,8 +33,8 @@ def new_mixture(seed):
 
 
 def fitted(X, Y, *, new=new_learner, mixture=None, early_stopping=False, together=False, threads=2, **schedule):
-    table, schedule = batch_fit.Table(X, Y, np.ones(len(X))), batch_fit.Schedule(**{"passes": 3} | schedule)
-    job = batch_fit.Job(new, mixture, table, schedule, threads, np.random.RandomState(0))
+    table = batch_fit.Table(X, Y, np.ones(len(X)))
+    job = batch_fit.Job(new, mixture, table, threads, np.random.RandomState(0), **{"passes": 3} | schedule)
     return batch_fit.fit(job, early_stopping, together)
 
 
@@ -120,9 +120,9 @@ def test_a_small_noisy_linear_table_is_fitted_as_by_ridge_regression():
 def test_more_passes_are_tried_once_where_they_gain_nothing(monkeypatch):
     trained, train = Counter(), batch_fit.train
 
-    def counted(new, rows, schedule, *more):
-        trained[schedule.passes] += 1
-        return train(new, rows, schedule, *more)
+    def counted(job, *more):
+        trained[job.passes] += 1
+        return train(job, *more)
 
     monkeypatch.setattr(batch_fit, "train", counted)
     X, Y = table(600)

@@ -110,17 +110,15 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
             partial(new_body, body="fourier"),
             new_body if body_of(self.body, layers) == "experts" else None,
             batch_fit.Table(X, Y, weight),
-            batch_fit.Schedule(
-                passes=at_least("max_iter", self.max_iter, 1),
-                rate=batch_fit.RATE if self.learning_rate == "auto" else self.learning_rate,
-                forgetting=forgetting,
-                batch=None if self.batch_size == "auto" else self.batch_size,
-                visits=int(batch_fit.VISITS * speed),
-                verbose=bool(self.verbose),
-            ),
             cpu_count(),
             check_random_state(self.random_state),
-            robust,
+            passes=at_least("max_iter", self.max_iter, 1),
+            rate=batch_fit.RATE if self.learning_rate == "auto" else self.learning_rate,
+            forgetting=forgetting,
+            batch=None if self.batch_size == "auto" else self.batch_size,
+            visits=int(batch_fit.VISITS * speed),
+            verbose=bool(self.verbose),
+            robust=robust,
         )
         result = batch_fit.fit(job, self.early_stopping, together=not layers)  # then the body does not learn
         committee = result.committee

@@ -79,23 +79,6 @@ class Table(NamedTuple):
         return self.rows(np.delete(np.arange(len(self.Y)), fold))
 
 
-class Schedule(NamedTuple):
-    """The passes of a fit: their number, the first learning rate, the forgetting and the size of mini-batches."""
-
-    passes: int
-    rate: float = RATE
-    forgetting: float = FORGETTING
-    batch: int | None = None  # None: by the number of rows
-    visits: int = VISITS
-    verbose: bool = False  # whether to print a line for each pass of the first learner, and one for each trial
-    progress: Progress | None = None  # of visits of rows
-
-    def trials(self, rows: int, learners: int) -> list[int]:
-        """The numbers of passes to try, so that all trials together visit no more rows than allowed."""
-        most = min(self.passes, math.ceil(self.visits / (rows * learners * sum(1 / t for t in TRIALS))))
-        return sorted({math.ceil(most / t) for t in TRIALS})
-
-
 class Job(NamedTuple):
     """What the steps of a fit share.
 
@@ -107,15 +90,23 @@ class Job(NamedTuple):
     new_network: NewLearner
     new_mixture: NewLearner | None
     table: Table
-    schedule: Schedule
     threads: int
     rng: np.random.RandomState
+    passes: int
+    rate: float = RATE  # of the first pass
+    forgetting: float = FORGETTING
+    batch: int | None = None  # rows; None: by the number of rows
+    visits: int = VISITS
+    verbose: bool = False  # whether to print a line for each pass of the first learner, and one for each trial
     robust: bool = False
     folds: Sequence[Fold] = ()
+    progress: Progress | None = None  # of visits of rows
 
-    def of_passes(self, passes: int) -> Job:
-        """The same with this number of passes."""
-        return self._replace(schedule=self.schedule._replace(passes=passes))
+    def trials(self, learners: int) -> list[int]:
+        """The numbers of passes to try, so that all trials together visit no more rows than allowed."""
+        visits = len(self.table.Y) * learners * sum(1 / t for t in TRIALS)
+        most = min(self.passes, math.ceil(self.visits / visits))
+        return sorted({math.ceil(most / t) for t in TRIALS})
 
     def drawn(self, fold: Fold, passes: int) -> Draws:
         """The random numbers of one training without a fold, drawn in advance: the order of threads does not matter."""
@@ -156,26 +147,24 @@ def fit(job: Job, early_stopping: bool, together: bool) -> FitResult:
     `together` trains one learner on all rows once the folds have decided passes and weights: for a body that does not
     learn.
     """
-    table, schedule, rng = job.table, job.schedule, job.rng
-    n = len(table.Y)
+    table, n = job.table, len(job.table.Y)
     if n == 1:
-        (learner,) = trained_on_all(job.of_passes(1))
+        (learner,) = trained_on_all(job._replace(passes=1))
         learner.engine.set_effective_samples(float(table.weight.sum()), learner.noise_variance())
         return FitResult(Committee([learner]), 1, np.empty(0, np.intp), np.empty((0, table.Y.shape[1])))
     few, many = MEMBERS
     count = max(few, min(many, ROWS_OF_MEMBERS // n))
-    folds = np.array_split(rng.permutation(n), min(n, FOLDS if together or n * count >= ENOUGH * FOLDS else count))
+    folds = np.array_split(job.rng.permutation(n), min(n, FOLDS if together or n * count >= ENOUGH * FOLDS else count))
     share = float(table.weight.sum()) * (1.0 if together else 1 - 1 / len(folds))
     folds = folds[: math.ceil(ENOUGH / len(folds[-1])) if together else count]
-    trials = schedule.trials(n, len(folds) + together) if early_stopping else [schedule.passes]
+    trials = job.trials(len(folds) + together) if early_stopping else [job.passes]
     experts = None if job.new_mixture is None else teach_experts(job, folds)
     progress = Progress("sepsa: fit:", sum(n - len(fold) for fold in folds) * sum(trials), after=LONG)
-    job = job._replace(folds=folds, schedule=schedule._replace(progress=progress))
-    trial, left_out = best_trial(job, experts, trials)
+    trial, left_out = best_trial(job._replace(folds=folds, progress=progress), experts, trials)
     members = trial.networks if experts is None else experts
     take_networks(members, trial.networks)
     if together:
-        members = trained_on_all(job.of_passes(trial.passes))
+        members = trained_on_all(job._replace(passes=trial.passes))
     # `set_effective_samples` makes one pass of many, and B larger by as much.
     leverages = trial.leverages * max(1.0, members[0].engine.samples / share)
     if trial.mixture is not None:
@@ -198,7 +187,7 @@ def best_trial(job: Job, experts: list[StreamLearner] | None, trials: list[int])
     best: Trial | None = None
     left_out = None if experts is None else rows_left_out(job, experts)
     for passes in trials:
-        mine = job.of_passes(passes)
+        mine = job._replace(passes=passes)
         try:
             networks = train_members(mine)
         except NotFinite:
@@ -208,7 +197,7 @@ def best_trial(job: Job, experts: list[StreamLearner] | None, trials: list[int])
         if left_out is None:
             left_out = rows_left_out(job, networks)
         trial = judged(mine, experts, networks, left_out)
-        if job.schedule.verbose:
+        if job.verbose:
             print(f"{passes} passes: squared error {trial.error:.4g} on rows left out")
         if not trial.error < TOLERANCE * (np.inf if best is None else best.error):
             break
@@ -257,7 +246,7 @@ def judged(job: Job, experts: list[StreamLearner] | None, networks: list[StreamL
     with np.errstate(all="ignore"):
         squares = [(left_out.Y - each) ** 2 @ gain for each in (means, alone)]
     errors = [float(np.average(each, weights=left_out.weight)) for each in squares]
-    return Trial(job.schedule.passes, networks, means, leverages, mixture, *errors)
+    return Trial(job.passes, networks, means, leverages, mixture, *errors)
 
 
 def take_networks(members: list[StreamLearner], networks: list[StreamLearner]) -> None:
@@ -274,11 +263,11 @@ def batch_size(rows: int) -> int:
 
 def train_members(job: Job) -> list[StreamLearner]:
     """Networks that leave out a fold each, trained on all other rows."""
-    draws = [job.drawn(fold, job.schedule.passes) for fold in job.folds]
+    draws = [job.drawn(fold, job.passes) for fold in job.folds]
 
     def member(k: int, stop: threading.Event) -> StreamLearner:
-        mine = job.schedule._replace(verbose=job.schedule.verbose and k == 0)
-        return train(job.new_network, job.table.without(job.folds[k]), mine, draws[k], stop)
+        mine = job._replace(table=job.table.without(job.folds[k]), verbose=job.verbose and k == 0)
+        return train(mine, draws[k], stop)
 
     return in_threads(member, len(draws), job.threads)
 
@@ -325,41 +314,35 @@ def in_threads(job: Callable[[int, threading.Event], StreamLearner], count: int,
 def trained_on_all(job: Job) -> list[StreamLearner]:
     """One learner trained on all rows, in a list."""
     none: Fold = np.empty(0, np.intp)
-    network = train(job.new_network, job.table, job.schedule, job.drawn(none, job.schedule.passes))
+    network = train(job, job.drawn(none, job.passes))
     members = [network] if job.new_mixture is None else teach_experts(job, [none])
     take_networks(members, [network])
     return members
 
 
-def train(
-    new_network: NewLearner,
-    table: Table,
-    schedule: Schedule,
-    draws: Draws,
-    stop: threading.Event | None = None,
-) -> StreamLearner:
-    """A learner trained on these rows in passes, each in another order; unfinished where `stop` is set."""
-    seed, orders = draws
-    learner = new_network(seed)
+def train(job: Job, draws: Draws, stop: threading.Event | None = None) -> StreamLearner:
+    """A network trained on the table in passes, each in another order; unfinished where `stop` is set."""
+    (seed, orders), table = draws, job.table
+    learner = job.new_network(seed)
     learner.fit_scales(*table)
     after = learner.engine.schedule()
-    batch = batch_size(len(table.Y)) if schedule.batch is None else schedule.batch
+    batch = batch_size(len(table.Y)) if job.batch is None else job.batch
     gain = error_weights(learner, table)
-    for done in range(schedule.passes):
+    for done in range(job.passes):
         if stop is not None and stop.is_set():
             break
-        rate = schedule.rate * 0.5 * (1 + math.cos(math.pi * done / schedule.passes))
+        rate = job.rate * 0.5 * (1 + math.cos(math.pi * done / job.passes))
         X, Y, weight = table.rows(orders[done])
         loss = 0.0
         learner.engine.set_schedule(rate, after[1], batch)
         for some, part in row_parts(X, batch * FORGET_EVERY):
-            before = learner.learn_pass(part, Y[some], weight[some], schedule.forgetting, FORGET_EVERY)
-            if schedule.verbose:
+            before = learner.learn_pass(part, Y[some], weight[some], job.forgetting, FORGET_EVERY)
+            if job.verbose:
                 loss += float(weight[some] @ ((before - Y[some]) ** 2 @ gain))
-        if schedule.progress is not None:
-            schedule.progress.advance(len(Y))
-        if schedule.verbose:
-            print(f"-- Pass {done + 1} of {schedule.passes}: squared error {loss / weight.sum():.4g} before learning")
+        if job.progress is not None:
+            job.progress.advance(len(Y))
+        if job.verbose:
+            print(f"-- Pass {done + 1} of {job.passes}: squared error {loss / weight.sum():.4g} before learning")
     learner.engine.set_schedule(*after)
     return learner
 
@@ -375,8 +358,7 @@ def averaged(members: list[StreamLearner], X: Any, errors: Floats) -> Floats:
     A member differs from their mean by some variance v, and M of them average it to v/M: e² becomes e² - (1 - 1/M) v.
     """
     some = np.linspace(0, len(errors) - 1, min(len(errors), COMPARED)).astype(int)
-    parts = [[member.predict(part) for _, part in row_parts(X[some])] for member in members]
-    predicted = np.array([np.concatenate(part) for part in parts])
+    predicted = np.array([np.concatenate([member.predict(p) for _, p in row_parts(X[some])]) for member in members])
     less = (1 - 1 / len(members)) * predicted.var(0, ddof=min(1, len(members) - 1)).mean(0)
     square = (errors**2).mean(0)
     factor: Floats = np.sqrt(np.maximum(1 - np.divide(less, square, out=np.zeros_like(less), where=square > 0), 0.25))
@@ -388,19 +370,15 @@ def likeliest(errors: Floats, leverage: Floats, weight: Floats) -> tuple[Floats,
 
     c is that under which they are most likely as normal errors. With it, nine tenths of them lie within 1.645 σ.
     """
-    found: tuple[float, int] | None = None
-    typical = float(np.median(leverage))
-    for inflation in (c for c in INFLATIONS if c == 1 or c * typical <= LARGEST_GROWTH):
+
+    def loss(inflation: int) -> float:
         growth = 1 + inflation * leverage
         noise = np.average(errors**2 / growth[:, None], axis=0, weights=weight)
         seen = noise[noise > 0]
-        loss = float(len(seen) * np.average(np.log(growth), weights=weight) + np.log(seen).sum())
-        if found is None or loss < found[0]:
-            found = loss, inflation
-    assert found is not None
-    sizes = np.abs(errors) / np.sqrt(1 + found[1] * leverage)[:, None]
-    order = np.argsort(sizes, axis=0)
-    below = np.cumsum(weight[order], axis=0) / weight.sum()
-    at = np.minimum((below < 0.9).sum(0), len(sizes) - 1)
-    quantiles = np.take_along_axis(sizes, np.take_along_axis(order, at[None], 0), 0)[0]
-    return (quantiles / NINE_TENTHS) ** 2, found[1]
+        return float(len(seen) * np.average(np.log(growth), weights=weight) + np.log(seen).sum())
+
+    typical = float(np.median(leverage))
+    inflation = min((c for c in INFLATIONS if c == 1 or c * typical <= LARGEST_GROWTH), key=loss)
+    sizes = np.abs(errors) / np.sqrt(1 + inflation * leverage)[:, None]
+    quantiles = np.quantile(sizes, 0.9, axis=0, weights=weight, method="inverted_cdf")
+    return (quantiles / NINE_TENTHS) ** 2, inflation
