@@ -21,7 +21,7 @@ from sepsa.river import SepSARegressor as RiverRegressor
 OPTIONS = {"hidden": (64,), "activation": "fourier", "optimizer": "auto", "lr": 3e-3, "ridge": 10.0, "skip": True}
 OPTIONS |= {"forgetting": "auto", "loss": "huber", "body": "experts"}
 seeds = st.integers(0, 2**32 - 1)
-nearest, remember, solve, weigh = neighbours.neighbours, stack.remember, stack.solve, kernels_weigh.weigh
+remember, solve, weigh = stack.remember, stack.solve, kernels_weigh.weigh
 expand, rank_one, forget = products.expand, head.rank_one, products.forget
 learn_logistic, probabilities = logistic.learn_logistic, logistic.probabilities
 learn_class, posterior = bayes.learn_class, bayes.posterior
@@ -34,19 +34,20 @@ def steps(n, inputs=4, seed=0):
     return X, 10.0 * (X[:, 0] > 6) - 7.0 * (X[:, 1] > 4) + 0.3 * rng.normal(size=n)
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(seed=seeds, n=st.integers(1, 200), d=st.integers(1, 5), m=st.integers(1, 3))
 def test_neighbours_equal_the_slow_reference(seed, n, d, m):
     rng = np.random.default_rng(seed)
-    X, Y, omega = rng.normal(size=(n, d)), rng.normal(size=(n, m)), rng.uniform(0.1, 5, n)
-    X, Y, omega = (a.astype(np.float32) for a in (X, Y, omega))
-    z, out = X.mean(0).astype(float), np.empty(m)
-    sizes = neighbours.LANES, neighbours.TOPS, neighbours.NEIGHBOURS, n + neighbours.LANES
-    integers = [np.empty(size, np.int32) for size in sizes]
-    low, high = X.min(0).astype(float), X.max(0).astype(float)
-    nearest(X.T.copy(), Y, omega, low, high, np.empty(n, np.float32), *integers, n, z, out)
-    slow = nearest_targets(X, Y, omega, z, high - low, neighbours.NEIGHBOURS)
-    np.testing.assert_allclose(out, slow, rtol=1e-3, atol=1e-4)
+    engine = StreamLearner(d, m, regression=True, **OPTIONS).engine
+    engine.set_scaling(np.zeros(d), np.ones(d))
+    engine.set_output_weights(1.0)
+    engine.learn(rng.normal(size=(n, d)), rng.normal(size=(n, m)), rng.uniform(0.1, 5, n))
+    X, Y, omega = (engine.memory(name, "neighbours") for name in ("ROWS", "TARGETS", "WEIGHTS"))
+    X, Y, omega = X[:, :n].T, Y[:n], omega[:n]
+    z = X.mean(0).astype(float)
+    slow = nearest_targets(X, Y, omega, z, np.ptp(X, 0).astype(float), neighbours.NEIGHBOURS)
+    place = list(engine.chosen["experts"]).index("neighbours")
+    np.testing.assert_allclose(engine.answers(z[None])[0, place], slow, rtol=1e-3, atol=1e-4)
 
 
 @settings(max_examples=50)

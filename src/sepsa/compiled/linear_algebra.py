@@ -22,6 +22,13 @@ def copy_rows(X, into):
 
 
 @called
+def fill(into, value):
+    """into <- value."""
+    for i in range(into.size):
+        into[i] = value
+
+
+@called
 def scale(x, by):
     """x <- by x."""
     for i in range(x.size):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from sepsa.compiled.kernels import called, kernel
+from sepsa.compiled.linear_algebra import scale
 from sepsa.learner.experts.frame import Expert, given, row
 from sepsa.learner.experts.logistic import softmax
 from sepsa.learner.memory.parts import Part, Record
@@ -43,8 +44,7 @@ def posterior(means, counts, squares, rows, z, out):
 @called
 def learn_class(means, counts, squares, label, z, omega):
     """Add a row z (d,) of this class and weight to discounted counts, means and sums of squares."""
-    for k in range(counts.size):
-        counts[k] *= CLASS_FORGETTING
+    scale(counts, CLASS_FORGETTING)
     before = counts[label] + SHRINK
     counts[label] += omega
     mean, share = means[label], omega / (before + omega)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sepsa.compiled.kernels import kernel
-from sepsa.compiled.linear_algebra import multiply
+from sepsa.compiled.linear_algebra import add_scaled, multiply
 from sepsa.learner.experts.frame import Expert, given, row
 from sepsa.learner.memory.parts import Floats, Part, Record, work
 from sepsa.learner.memory.views import Group
@@ -33,10 +33,9 @@ parts = Group(
 
 @kernel
 def answer(model, e):
-    value, out = parts.VALUE(model), row.ANSWERS(model)[e]
+    out = row.ANSWERS(model)[e]
     multiply(parts.SLOPES(model), row.Z(model), out)
-    for k in range(out.size):
-        out[k] += value[k]
+    add_scaled(parts.VALUE(model), 1.0, out)
     return 0
 
 
@@ -57,14 +56,13 @@ def fitted(blocks: Iterable[tuple[Floats, Floats, Floats]]) -> tuple[Floats, Flo
     """The slopes (outputs, inputs) and the intercepts (outputs,) by evidence, from rows Z, targets and weights."""
     total: Any = 0.0
     squares: Any = 0.0
-    d = 0
     sums: Any = 0.0
     products: Any = 0.0
     for Z, Y, weight in blocks:
-        d, both = Z.shape[1], np.concatenate([Z, Y], 1)
+        both = np.concatenate([Z, Y], 1)
         total, squares = total + weight.sum(), squares + weight @ weight
         sums, products = sums + weight @ both, products + (both.T * weight) @ both
-    n, mean = total * total / squares, sums / total
+    n, d, mean = total * total / squares, Z.shape[1], sums / total
     covariance = products / total - np.outer(mean, mean)
     variance = np.diag(covariance)[d:]
     varies = variance > ROUNDING * np.diag(products)[d:] / total

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 
 from sepsa.compiled.kernels import called, kernel
+from sepsa.compiled.linear_algebra import copy
 from sepsa.learner.experts import trees
 from sepsa.learner.experts.frame import Expert, given, row
 from sepsa.learner.memory.parts import Field, Part, Record
@@ -53,8 +54,7 @@ def level(model, t):
 def answer(model, e):
     """Answer by the trees' prediction of t, or as the network does where there is no logarithm."""
     origin, factor, answers = parts.ORIGIN(model).value, parts.FACTOR(model), row.ANSWERS(model)
-    for k in range(answers.shape[1]):
-        answers[e, k] = answers[0, k]
+    copy(answers[0], answers[e])
     if origin > 0.0:
         told = level(model, trees.parts.TOLD(model)[1])
         answers[e, 0] = origin * (told * factor.products / factor.squares - 1.0) * row.UNIT(model)[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from sepsa.compiled.kernels import called, kernel
-from sepsa.compiled.linear_algebra import multiply
+from sepsa.compiled.linear_algebra import copy, multiply
 from sepsa.learner.arithmetic.head import rank_one
 from sepsa.learner.experts.frame import Expert, given, row
 from sepsa.learner.memory.parts import Part, work
@@ -69,8 +69,7 @@ def learn_logistic(U, D, W, phi, p, y, omega, b):
 def features(z, phi):
     """φ = [1, z]."""
     phi[0] = 1.0
-    for j in range(z.size):
-        phi[j + 1] = z[j]
+    copy(z, phi[1:])
 
 
 @kernel

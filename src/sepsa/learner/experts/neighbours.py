@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sepsa.compiled.kernels import called, kernel
+from sepsa.compiled.linear_algebra import add_scaled, copy, fill
 from sepsa.learner.experts.frame import Expert, given, row, size
 from sepsa.learner.memory.parts import Field, Part, Record, Sizes, work
 from sepsa.learner.memory.views import Group
@@ -43,11 +44,9 @@ window = Group(
 @called
 def minima(cells, out):
     """out (columns,): the least number of each column of cells (rows x columns,)."""
-    columns = out.size
-    for k in range(columns):
-        out[k] = NONE
-    for first in range(0, cells.size, columns):
-        for k in range(columns):
+    fill(out, NONE)
+    for first in range(0, cells.size, out.size):
+        for k in range(out.size):
             out[k] = min(out[k], cells[first + k])
 
 
@@ -61,20 +60,43 @@ def least(cells, column, columns):
 
 
 @called
-def nearest(distances, rows, keys, lanes, tops, places):
-    """places (k,): those of the least distances, in order; without branches, which a processor would mispredict.
+def gain_of(low, high):
+    """The factor of an input of this range in differences; 0 where it is constant."""
+    return np.float32(1.0 / (high - low) if low < high else 0.0)
+
+
+@called
+def measure(model):
+    """Fill the squared distances of the rows of the window to the row, each input in units of its range."""
+    X, low, high, distances = window.views("ROWS LOW HIGH DISTANCES", model)
+    z, rows = row.Z(model), window.FILLED(model).rows
+    fill(distances[:rows], 0.0)
+    for j in range(0, z.size, 2):  # by two, for half as many passes; the last may have itself, at no gain, beside it
+        other = min(j + 1, z.size - 1)
+        a, gain_a = X[j], gain_of(low[j], high[j])
+        b, gain_b = X[other], gain_of(low[other], high[other]) if other > j else np.float32(0.0)
+        value_a, value_b = gain_a * np.float32(z[j]), gain_b * np.float32(z[other])
+        for i in range(rows):
+            off_a, off_b = gain_a * a[i] - value_a, gain_b * b[i] - value_b
+            distances[i] += off_a * off_a + off_b * off_b
+
+
+@called
+def find_nearest(model, found):
+    """Fill the places of the rows of the least distances, in order; no branch that a processor would mispredict.
 
     A key is a distance, whose bits have the order of the number, with its place in the last bits. Minima of columns of
     keys, and minima of those minima, are corrected after each key that is taken.
     """
-    bits = distances.view(np.int32)
+    distances, keys, lanes, tops, places = window.views("DISTANCES KEYS LANES TOPS FOUND", model)
+    rows, bits = window.FILLED(model).rows, distances.view(np.int32)
+    keys = keys[: (rows + LANES - 1) // LANES * LANES]
     for i in range(rows):
         keys[i] = (bits[i] & np.int32(-PLACES)) | np.int32(i)
-    for i in range(rows, keys.size):
-        keys[i] = NONE
+    fill(keys[rows:], NONE)
     minima(keys, lanes)
     minima(lanes, tops)
-    for k in range(places.size):
+    for k in range(found):
         low = tops[0]
         for top in range(TOPS):
             low = min(low, tops[top])
@@ -84,50 +106,26 @@ def nearest(distances, rows, keys, lanes, tops, places):
         tops[at % TOPS] = least(lanes, at % TOPS, TOPS)
 
 
-@called
-def gain_of(low, high):
-    """The factor of an input of this range in differences; 0 where it is constant."""
-    return np.float32(1.0 / (high - low) if low < high else 0.0)
+@kernel
+def answer(model, e):
+    """Answer by the mean target of the `NEIGHBOURS` nearest rows of the window.
 
-
-@called
-def neighbours(X, Y, weights, low, high, distances, lanes, tops, places, keys, rows, z, out):
-    """out (m,): the mean target of the window rows nearest to z (d,), `NEIGHBOURS` of them.
-
-    X (d, window) holds the inputs of the window, Y (window, m) its targets; `rows` of them are filled. A neighbour of
-    weight ω at distance r counts ω/(r² + s), where s is a sixteenth of the mean r² of the neighbours. `distances`
-    (window,), `lanes`, `tops`, `places` and `keys` are workspaces.
+    One of weight ω at distance r counts ω/(r² + s), where s is a sixteenth of the mean r² of the neighbours.
     """
-    for i in range(rows):
-        distances[i] = 0.0
-    for j in range(0, z.size, 2):  # by two, for half as many passes; the last may have itself, at no gain, beside it
-        other = min(j + 1, z.size - 1)
-        a, gain_a = X[j], gain_of(low[j], high[j])
-        b, gain_b = X[other], gain_of(low[other], high[other]) if other > j else np.float32(0.0)
-        value_a, value_b = gain_a * np.float32(z[j]), gain_b * np.float32(z[other])
-        for i in range(rows):
-            off_a, off_b = gain_a * a[i] - value_a, gain_b * b[i] - value_b
-            distances[i] += off_a * off_a + off_b * off_b
-    padded, found = (rows + LANES - 1) // LANES * LANES, min(NEIGHBOURS, rows)
-    nearest(distances, rows, keys[:padded], lanes, tops, places[:found])
+    Y, weights, distances, places = window.views("TARGETS WEIGHTS DISTANCES FOUND", model)
+    out, found = row.ANSWERS(model)[e], min(NEIGHBOURS, window.FILLED(model).rows)
+    measure(model)
+    find_nearest(model, found)
     softening, total = 1e-12, 1e-300
     for i in range(found):
         softening += distances[places[i]] / (16.0 * found)
-    for k in range(out.size):
-        out[k] = 0.0
+    fill(out, 0.0)
     for i in range(found):
         weight = weights[places[i]] / (distances[places[i]] + softening)
         total += weight
-        for k in range(out.size):
-            out[k] += weight * Y[places[i], k]
+        add_scaled(Y[places[i]], weight, out)
     for k in range(out.size):
         out[k] /= total
-
-
-@kernel
-def answer(model, e):
-    own = window.views("ROWS TARGETS WEIGHTS LOW HIGH DISTANCES LANES TOPS FOUND KEYS", model)
-    neighbours(*own, window.FILLED(model).rows, row.Z(model), row.ANSWERS(model)[e])
     return 0
 
 
@@ -142,8 +140,7 @@ def learn(model, e):
         if low[j] < high[j] and z[j] != low[j] and z[j] != high[j]:
             binary[j] = 0.0
         low[j], high[j] = z[j] if first else min(low[j], z[j]), z[j] if first else max(high[j], z[j])
-    for k in range(y.size):
-        Y[at, k] = y[k]
+    copy(y, Y[at])
     window.WEIGHTS(model)[at] = row.FACTS(model).share
     filled.rows, filled.next = min(filled.rows + 1, places), (at + 1) % places
     return 0

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from sepsa.compiled.kernels import called, inlined, kernel
-from sepsa.compiled.linear_algebra import multiply
+from sepsa.compiled.linear_algebra import add_scaled, copy, fill, multiply, scale
 from sepsa.learner.arithmetic.body import adam_step, backward, forward
 from sepsa.learner.arithmetic.head import learn_row, leverage
 from sepsa.learner.arithmetic.robust import (
@@ -62,11 +62,9 @@ def ask_heads(model, i):
     phi, out, answers, weights = parts.PHI(model)[i], given.OUT(model)[i], parts.HEADS(model)[i], parts.WEIGHTS(model)
     for h in range(size.heads(model)):
         multiply(heads.W(model, h), seen_by(model, phi, h), answers[h])
-    for k in range(out.size):
-        out[k] = 0.0
+    fill(out, 0.0)
     for h in range(size.heads(model)):
-        for k in range(out.size):
-            out[k] += weights[h] * answers[h, k]
+        add_scaled(answers[h], weights[h], out)
     magnitude = 0.0
     for j in range(size.features(model)):
         magnitude += phi[j] * phi[j]
@@ -154,14 +152,12 @@ def rescale_changed_inputs(model):
 def score_heads(model, rows):
     """Add the errors of the batch to each head's discounted loss, and weigh the heads by their losses."""
     options, y, count, robust = given.OPTIONS(model), given.Y(model), size.heads(model), size.robust(model)
-    counts, answers, omega, gain, error = parts.views("COUNTS HEADS OMEGA GAIN ERROR", model)
-    losses, weights = parts.views("LOSSES WEIGHTS", model)
+    counts, answers, gain, error = parts.views("COUNTS HEADS GAIN ERROR", model)
+    losses, weights, shares = parts.views("LOSSES WEIGHTS SHARE", model)
     counts.evidence *= options.discount
-    for h in range(count):
-        losses[h] *= options.discount
+    scale(losses, options.discount)
     for i in range(rows):
-        share = omega[i] / counts.weight if counts.weight > 0.0 else 1.0
-        counts.evidence += share
+        counts.evidence += shares[i]
         for h in range(count):
             loss = 0.0
             for k in range(gain.size):
@@ -169,7 +165,7 @@ def score_heads(model, rows):
                 if robust:
                     off = min(off, FAR * plausible_error(error, k), HUGE)
                 loss += gain[k] * off * off
-            losses[h] += share * loss
+            losses[h] += shares[i] * loss
     best = weigh(losses, 0.5 * options.power * counts.evidence, 1e-300, 0.0, weights)
     if best != counts.best:
         counts.best, counts.since = best, counts.steps
@@ -194,8 +190,7 @@ def absorb(model, h, rows, rescaled):
             if i or rescaled:
                 multiply(W, seen, e)
             else:  # the head has not changed since the prediction
-                for k in range(e.size):
-                    e[k] = answers[0, h, k]
+                copy(answers[0, h], e)
             for k in range(e.size):
                 e[k] = target(model, i, k) - e[k]
             omega = omegas[i] * huber_weight(e, error) if robust else omegas[i]
@@ -231,9 +226,8 @@ def learn_head(model, h, rows, total, rescaled):
     if lam < 1.0:
         for j in range(p):
             D[j] /= lam
-            ridge_left[j] *= lam
-        for k in range(energy.size):
-            energy[k] *= lam
+        scale(ridge_left, lam)
+        scale(energy, lam)
         numbers.samples *= lam
     numbers.samples += total
     leverage = absorb(model, h, rows, rescaled)
@@ -248,8 +242,7 @@ def pull_of_heads(model, i, rows, trust, share, delta):
     """delta: the derivative of the loss of row i by the last layer, over the heads that see it."""
     y, (answers, gain, error, weights) = given.Y(model), parts.views("HEADS GAIN ERROR WEIGHTS", model)
     hidden, m, robust = size.hidden(model), size.outputs(model), size.robust(model)
-    for j in range(hidden):
-        delta[j] = 0.0
+    fill(delta[:hidden], 0.0)
     for h in range(size.heads(model)):
         units, part = heads.units(model, h), weights[h] / share if share > 0.0 else 1.0
         if units == 0 or part < 0.01:  # which would teach the body nothing
@@ -262,9 +255,7 @@ def pull_of_heads(model, i, rows, trust, share, delta):
                 limit = plausible_error(error, k)
                 off = min(max(off, -limit), limit)
             pull = part * 2.0 * trust * gain[k] * off / (rows * m)
-            weights_of_output, into = W[k], delta[hidden - units : hidden]
-            for j in range(units):
-                into[j] += pull * weights_of_output[j]
+            add_scaled(W[k, :units], pull, delta[hidden - units : hidden])
 
 
 @called

@@ -14,6 +14,7 @@ from sepsa.compiled.linear_algebra import multiply
 from sepsa.learner.arithmetic.head import rank_one
 from sepsa.learner.experts import trees
 from sepsa.learner.experts.frame import Expert, given, row
+from sepsa.learner.experts.tree_growth import best_besides
 from sepsa.learner.memory.parts import Part, Sizes, work
 from sepsa.learner.memory.views import Group
 
@@ -97,33 +98,23 @@ def replace_input(model, place, new):
 @called
 def choose(model):
     """Replace the input by which the trees gain least, if another one gains more than twice as much."""
-    gains, pairs, worst, best = trees.parts.GAINS(model), parts.PAIRS(model), 0, -1
+    gains, pairs, worst = trees.parts.GAINS(model), parts.PAIRS(model), 0
     for j in range(pairs.size):
         if gains[pairs[j]] < gains[pairs[worst]]:
             worst = j
-    for i in range(gains.size):
-        taken = False
-        for j in range(pairs.size):
-            taken = taken or pairs[j] == i
-        if not taken and (best < 0 or gains[i] > gains[best]):
-            best = i
+    best = best_besides(gains, pairs)
     if best >= 0 and gains[best] > 2.0 * gains[pairs[worst]]:
         replace_input(model, worst, best)
 
 
+@kernel
 @called
-def tell(model, e):
-    """Fill the answer for the row."""
+def answer(model, e):
     (pairs, W, phi), out = parts.views("PAIRS W PHI", model), row.ANSWERS(model)[e]
     expand(row.Z(model), pairs, phi)
     multiply(W, phi, out)
     for k in range(out.size):
         out[k] = min(max(out[k], -FARTHEST), FARTHEST)
-
-
-@kernel
-def answer(model, e):
-    tell(model, e)
     return 0
 
 
@@ -133,7 +124,7 @@ def learn(model, e):
     U, D, W, phi, b = parts.views("U D W PHI B", model)
     if trees.parts.STORED(model).ever % 64 == 0:
         choose(model)
-    tell(model, e)  # an input may be another one, or have got its scale since the answer
+    answer(model, e)  # an input may be another one, or have got its scale since the answer
     g = rank_one(U, D, phi, 0, trust, b)
     for k in range(y.size):
         weights, step = W[k], trust * (y[k] - out[k]) / g

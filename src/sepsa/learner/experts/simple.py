@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sepsa.compiled.kernels import kernel
+from sepsa.compiled.linear_algebra import copy
 from sepsa.learner.experts.frame import Expert, given, row
 from sepsa.learner.experts.neighbours import window
 from sepsa.learner.memory.parts import Part, Record, work
@@ -16,17 +17,13 @@ errors = Group(given, "last errors", Part("KEYED", float, (SLOTS, "outputs")), w
 
 @kernel
 def answer_last(model, e):
-    value, out = last.VALUE(model), row.ANSWERS(model)[e]
-    for k in range(out.size):
-        out[k] = value[k]
+    copy(last.VALUE(model), row.ANSWERS(model)[e])
     return 0
 
 
 @kernel
 def learn_last(model, e):
-    value, y = last.VALUE(model), row.SEEN(model)
-    for k in range(y.size):
-        value[k] = y[k]
+    copy(row.SEEN(model), last.VALUE(model))
     return 0
 
 

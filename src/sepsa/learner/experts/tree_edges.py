@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sepsa.compiled.kernels import called
+from sepsa.compiled.linear_algebra import fill
 from sepsa.learner.experts.tree_parts import BINS, NOWHERE, SAMPLE
 
 CROWD = 16  # if one in so many of the latest values has the same code and they differ, the edges are drawn again
@@ -86,8 +87,7 @@ def select(values, masses, n, edges):
         if (n <= edges.size or heavy or passed * edges.size >= total * (kept + 1)) and kept < edges.size:
             edges[kept] = values[i]
             kept += 1
-    for b in range(kept, edges.size):
-        edges[b] = NOWHERE
+    fill(edges[kept:], NOWHERE)
 
 
 @called
@@ -103,8 +103,7 @@ def draw_edges(edges, codes, rows, latest, ever, following, merged):
     if ever > SAMPLE:
         if not crowded(edges, values, masses, n):
             return
-        for b in range(BINS):
-            counts[b] = 0.0
+        fill(counts[:BINS], 0.0)
         for i in range(rows):
             counts[codes[i]] += 1.0
         n = merge(edges, counts, latest[:filled], values, masses)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sepsa.compiled.kernels import called
+from sepsa.compiled.linear_algebra import add_scaled, copy, copy_rows, fill, scale
 from sepsa.learner.experts.frame import row, size
 from sepsa.learner.experts.tree_edges import draw_edges
 from sepsa.learner.experts.tree_parts import (
@@ -19,7 +20,6 @@ from sepsa.learner.experts.tree_parts import (
     RESIDUALS,
     ROOT,
     SAMPLE,
-    TREES,
     UPDATE,
     parts,
 )
@@ -27,8 +27,7 @@ from sepsa.learner.experts.tree_parts import (
 SHRINK = 2.0
 LEAST = 4.0  # rows on either side of a split; and one of `LEAST_SHARE` of all
 LEAST_SHARE = 1000.0
-ROWS_PER_TREE, ROWS_PER_LEAF = 24, 48  # in the window: more of them, more trees and leaves; for a table all trees
-FEWEST_TREES, FEWEST_LEAVES = 16, 8
+ROWS_PER_TREE, ROWS_PER_LEAF, FEWEST_LEAVES = 24, 48, 8  # in the window: more of them, more trees and leaves
 # The work for each row learned, in cells of histograms to which a row is added: a fixed part, and one for each input
 # of a tree. To move a row or see it in another pass counts as `MOVE` cells; to look for a split, `LOOK` for each cell.
 EFFORT, EFFORT_OF_INPUT, MOVE, LOOK = 1600, 260, 2, 6
@@ -46,29 +45,41 @@ def random(growth):
 
 
 @called
+def among(chosen, j):
+    """Whether an input is one of these."""
+    found = False
+    for g in range(chosen.size):
+        found = found or chosen[g] == j
+    return found
+
+
+@called
+def best_besides(gains, chosen):
+    """The input of the largest gain beside those chosen; -1 if there is none."""
+    best = -1
+    for j in range(gains.size):
+        if not among(chosen, j) and (best < 0 or gains[j] > gains[best]):
+            best = j
+    return best
+
+
+@called
 def choose(model):
     """Choose the inputs of the next tree, half of them by their recent gains, and the direction of its residuals."""
     growth, gains, chosen, direction = parts.views("GROWTH GAINS CHOSEN DIRECTION", model)
     d, wanted, outputs = gains.size, chosen.size, size.outputs(model)
-    for f in range(wanted if wanted == d else 0):
-        chosen[f] = f
-    for f in range(wanted if wanted < d else 0):
-        best, rank = -1, 0 if 2 * f < wanted else int(random(growth) * (d - f))
-        for j in range(d):
-            taken = False
-            for g in range(f):
-                taken = taken or chosen[g] == j
-            if not taken:
-                if 2 * f < wanted:
-                    best = j if best < 0 or gains[j] > gains[best] else best
-                elif rank == 0:
-                    best = j
-                    break
-                else:
-                    rank -= 1
-        chosen[f] = best
-    for j in range(d):
-        gains[j] *= 1.0 - 1.0 / size.trees(model)
+    for f in range(wanted):
+        if wanted == d:
+            chosen[f] = f
+        elif 2 * f < wanted:
+            chosen[f] = best_besides(gains, chosen[:f])
+        else:
+            rank, j = int(random(growth) * (d - f)), 0
+            while rank > 0 or among(chosen[:f], j):
+                rank -= 0 if among(chosen[:f], j) else 1
+                j += 1
+            chosen[f] = j
+    scale(gains, 1.0 - 1.0 / size.trees(model))
     for k in range(direction.size):
         direction[k] = 2.0 * random(growth) - 1.0
     if outputs == 2:
@@ -197,8 +208,7 @@ def begin(model):
     (growth, stored), room, trees = parts.views("GROWTH STORED", model), size.room(model), size.trees(model)
     rows = min(stored.rows, room * 8 // 9)
     if growth.tree == 0:
-        fewest = FEWEST_TREES if trees == TREES else trees
-        growth.trees = min(max(rows // ROWS_PER_TREE, fewest), trees)
+        growth.trees = min(max(rows // ROWS_PER_TREE, size.fewest_trees(model)), trees)
     growth.rows, growth.first, stored.late = rows, (stored.next - rows) % room, 0
     choose(model)
     growth.weight = growth.residual = 1e-300
@@ -206,8 +216,9 @@ def begin(model):
     starts, sizes, above, histograms = parts.views("LEAF_STARTS LEAF_ROWS LEAF_ABOVE HISTOGRAMS", model)
     starts[0], sizes[0], above[0] = 0, rows, -1
     thresholds, children = parts.views("SPLIT_THRESHOLDS CHILDREN", model)
+    fill(thresholds[trees], NOWHERE)
     for node in range(LEAVES - 1):
-        thresholds[trees, node], children[trees, node, 0], children[trees, node, 1] = NOWHERE, -1, -1
+        fill(children[trees, node], -1)
     d, width = size.inputs(model), size.tree_inputs(model)
     return 500 + (d * width * width // 2 if width < d else 0) + clear(histograms[0])
 
@@ -215,8 +226,7 @@ def begin(model):
 @called
 def clear(cells):
     for f in range(cells.shape[0]):
-        for b in range(BINS):
-            cells[f, b] = 0
+        fill(cells[f], 0)
     return cells.size // 4
 
 
@@ -328,8 +338,7 @@ def count_smaller(model, left):
     if stop < rows:
         return (stop - first) * cost
     for f in range(histograms.shape[1]):
-        for b in range(BINS):
-            histograms[leaf, f, b] -= histograms[new, f, b]
+        add_scaled(histograms[new, f], -1, histograms[leaf, f])
     judge(model, leaf)
     judge(model, new)
     growth.leaves += 1
@@ -352,8 +361,7 @@ def fill_leaf(model, left):
     if growth.phase == COLLECT:
         if first == 0:
             counts[leaf] = SHRINK
-            for k in range(new.size):
-                new[k] = 0.0
+            fill(new, 0.0)
         total = 0.0
         for p in range(np.uint64(start + first), np.uint64(start + stop)):
             total += weights[order[p]]
@@ -383,11 +391,8 @@ def fill_leaf(model, left):
 def finish(model):
     """Find the leaves of rows that came since the tree was begun, and put it into its place."""
     growth, stored, codes, values, cuts, F = parts.views("GROWTH STORED CODES VALUES CUTS SUMS", model)
-    (inputs, thresholds, children), room = (
-        parts.views("SPLIT_INPUTS SPLIT_THRESHOLDS CHILDREN", model),
-        size.room(model),
-    )
-    t, m, trees = growth.tree, values.shape[2], size.trees(model)
+    inputs, thresholds, children = parts.views("SPLIT_INPUTS SPLIT_THRESHOLDS CHILDREN", model)
+    room, t, m, trees = size.room(model), growth.tree, values.shape[2], size.trees(model)
     leaves = parts.LEAF_OF_ROW(model)[t]
     for late in range(stored.late):
         i, node = (stored.next - 1 - late) % room, 0
@@ -397,12 +402,10 @@ def finish(model):
         for k in range(m):
             F[i, k] += values[trees, -1 - node, k] - values[t, leaves[i], k]
         leaves[i] = -1 - node
-    for node in range(LEAVES - 1):  # loops, because assignments of arrays take long to compile
-        inputs[t, node], thresholds[t, node] = inputs[trees, node], thresholds[trees, node]
-        children[t, node, 0], children[t, node, 1] = children[trees, node, 0], children[trees, node, 1]
-    for v in range(LEAVES):
-        for k in range(m):
-            values[t, v, k] = values[trees, v, k]
+    copy(inputs[trees], inputs[t])
+    copy(thresholds[trees], thresholds[t])
+    copy_rows(children[trees], children[t])
+    copy_rows(values[trees], values[t])
     growth.tree, growth.phase = (t + 1) % growth.trees, BEGIN
     return 20 * stored.late
 

@@ -8,7 +8,7 @@ from sepsa.learner.experts.frame import given
 from sepsa.learner.memory.parts import Field, Part, Record, Rule, Sizes, at_the_end, work
 from sepsa.learner.memory.views import Group
 
-TREES = 32
+TREES, FEWEST_TREES = 32, 16  # in a stream
 LEAVES = 32
 BINS = 64
 INPUTS = 32  # at most, of a tree
@@ -137,6 +137,7 @@ parts = Group(
         "tree_inputs": lambda sizes: min(sizes["inputs"], INPUTS),
         "tree_cells": lambda sizes: min(sizes["inputs"], INPUTS) * BINS,
         "targets": targets,
+        "fewest_trees": lambda sizes: FEWEST_TREES if sizes["trees"] == TREES else sizes["trees"],  # for a table all
     },
     rings={"room": "STORED"},
     rules=(

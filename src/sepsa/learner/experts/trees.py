@@ -18,6 +18,7 @@ one operation: the sum of weights in its upper bits, and that of weighted residu
 from __future__ import annotations
 
 from sepsa.compiled.kernels import called, kernel
+from sepsa.compiled.linear_algebra import add_scaled, copy, fill
 from sepsa.learner.experts.frame import Expert, row, size
 from sepsa.learner.experts.tree_edges import code_of
 from sepsa.learner.experts.tree_growth import LEAST, grow
@@ -41,14 +42,11 @@ def answer(model, e):
     wide, out = row.WIDE(model), row.ANSWERS(model)[e]
     for j in range(x.size):
         x[j] = wide[j] if wide[j] == wide[j] or missed[j] else 0.0
-    for k in range(told.size):
-        told[k] = 0.0
+    fill(told, 0.0)
     for t in range(leaves.size):
         leaves[t] = leaf(inputs[t], thresholds[t], children[t], x)
-        for k in range(told.size):
-            told[k] += values[t, leaves[t], k]
-    for k in range(out.size):
-        out[k] = told[k]
+        add_scaled(values[t, leaves[t]], 1.0, told)
+    copy(told[: out.size], out)
     return 0
 
 
@@ -78,7 +76,7 @@ def store(model, at, latest):
             missed[j] = 1
     for k in range(told.size):
         targets[at, k] = y[k] if k < y.size else facts.log
-        sums[at, k] = told[k]
+    copy(told, sums[at])
     for t in range(leaves.size):
         leaf_of_row[t, at] = leaves[t]
     weights[at] = facts.share
