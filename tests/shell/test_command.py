@@ -431,6 +431,7 @@ def test_nothing_of_the_user_is_written_over():
     for name, file in (("the model", "m.sepsa"), ("the table", "t.csv")):
         told = said(f"predict m.sepsa t.csv --out {file}", code=2)
         assert f"--predictions must be another file than {name}" in told
+    assert "the table must be another file than the model" in said("predict t.csv t.csv", code=2)
     assert (Path("t.csv").read_bytes(), Path("m.sepsa").read_bytes()) == (before, saved)
 
 
@@ -450,12 +451,17 @@ def test_what_came_before_the_end_of_a_truncated_file_is_learned(monkeypatch):
     assert "is damaged or cut short and cannot be decompressed: Compressed file ended before " in told
     assert " was reached\n50 rows, " in told
     assert inspected()["rows"] == 50
-    # A field of a megabyte, and a line without end.
+    # A large cell, a quote that is not closed, and a line without end.
     monkeypatch.setattr(table_records, "LONGEST", 1 << 16)
-    table("x,y\n1,1\n" + "a" * 60_000 + ",1\n" + "b" * 300_000 + ",1\n2,2\n" + '"' + "c" * 200_000 + "\n3,3\n")
-    run("stream t.csv --target y --predictions all.csv --quarantine q.csv", code=3)
-    assert [row["line"] for row in records("q.csv")] == ["4", "6"]
+    monkeypatch.setattr(source, "CHUNK", 1 << 14)
+    table("x,y\n1,1\n" + "a" * 60_000 + ",1\n2,2\n" + '"' + "c" * 200_000 + "\n3,3\n")
+    line = "stream t.csv --target y --predictions all.csv --quarantine q.csv"
+    run(line, code=3)
+    assert [row["line"] for row in records("q.csv")] == ["5"]
     assert len(predictions("all.csv")) == 4
+    table("x,y\n1,1\n" + "b" * 300_000 + ",1\n2,2\n")
+    assert "line 3 of t.csv is longer than " in said(line, code=1)
+    assert len(predictions("all.csv")) == 1
 
 
 def test_another_checkpoint_another_table_and_other_options():
@@ -751,18 +757,13 @@ def test_inspect_tells_what_a_model_is_and_knows():
     assert "holds a sepsa.SepSARegressor, and this command takes what `sepsa stream --checkpoint` saves" in told
 
 
-def test_inspect_says_what_another_file_is():
+def test_inspect_refuses_another_file():
     write(n=5)
     torch.save({"a": 1}, "m.pt")
-    pq.write_table(pa.table({"a": [1]}), "t.parquet")
     table(b"\0\xff" * 50, "noise")
-    cure = "give what `sepsa stream TABLE --target COLUMN --checkpoint model.sepsa` or sepsa.save has saved"
-    archive = f"is a zip archive, such as a workbook or what torch.save writes, not a checkpoint of sepsa: {cure}"
+    refused = "is damaged or not a checkpoint of sepsa"
     for line, words in (
-        ("predict t.csv t.csv", f"t.csv is a text, perhaps a CSV table, not a checkpoint of sepsa: {cure}\n"),
-        ("inspect m.pt", archive),
-        ("inspect t.parquet", "is a Parquet table, not a checkpoint"),
-        ("inspect noise", "noise is damaged or not a checkpoint of sepsa"),
+        *((f"inspect {name}", f"{name} {refused}") for name in ("m.pt", "t.csv", "noise")),
         ("inspect none", ""),
         ("inspect .", ""),
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,8 +18,6 @@ from sepsa.shell.reading import Reading, drop_of
 
 OTHERWISE = "see their reasons by --quarantine"  # where no cure is known
 TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal, pa.types.is_null)
-
 
 Position = dict[str, Any]  # hashes that identify a table, and where in it to resume
 
@@ -129,9 +128,8 @@ def column_of_arrow(name: str, array: Any, categorical: bool, reading: Reading) 
         codes = filled(encoded.indices.cast(pa.int32()), np.int32(-1))
         values = encoded.dictionary.to_pylist()
         return column_of_values(codes, values, categorical, *reading.cells())
-    if any(is_kind(kind) for is_kind in NUMBERS):
-        floats = array if pa.types.is_float64(kind) else pc.cast(array, pa.float64(), safe=False)
-        return Column(filled(floats, np.float64(np.nan)))
+    with suppress(pa.ArrowException):  # no numbers
+        return Column(filled(pc.cast(array, pa.float64(), safe=False), np.float64(np.nan)))
     try:
         return column_of(array.to_numpy(zero_copy_only=False))
     except TypeError:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import difflib
-import io
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -109,12 +108,11 @@ class StreamRun:
     def _resume(self, path: Path) -> tuple[Any, dict[str, Any]]:
         """The model of the checkpoint and its position; the options must be those it was made with."""
         model, position = load_read(path, self.kind, self.options.reading)
-        own = model.get_params()
         for name, value in self.options.settings.items():
-            if value != own[name]:
+            if value != (own := getattr(model, name)):
                 raise Misuse(
-                    f"{path} was made with {flag_of(name)} {spelled(own[name])}, "
-                    f"got {spelled(value)}: leave the option out, or give another --checkpoint"
+                    f"{path} was made with {flag_of(name)} {spelled(own)}, got {spelled(value)}: leave the option out, "
+                    "or give another --checkpoint"
                 )
         return model, position
 
@@ -147,7 +145,7 @@ class StreamRun:
 
     def _warn_of_columns(self) -> None:
         if self.table.names is not None and self.model.trace.rows:
-            warn_of_columns(self.table.names, self.model, becomes="learned from here on")
+            warn_of_columns(self.table.names, self.model, "learned from here on")
 
     def _open_predictions(self, recorded: Any) -> Predictions:
         return Predictions(self.options.predictions, header_of(self.asked), self.options.digits, recorded)
@@ -156,17 +154,15 @@ class StreamRun:
         if len(block) and not self.started:
             if not self.table.resumed:
                 self._check_first(block)
-            self.line.start()  # the seconds of a row do not have those of the start
+            self.line.started = self.line.last = time.monotonic()  # the seconds before are not those of rows
             self.started = True
         result = self.model.learn(block, self.asked)
         self.position = self._position(block)
         for text in result.warnings:
             self.line.say(text)
         self.predictions.write(result)
-        if result.bad:
-            text = io.StringIO()
-            csv.writer(text, lineterminator="\n").writerows(bad[:3] for bad in result.bad)
-            self.quarantine.write(text.getvalue().replace("\0", "\\0"))
+        aside = csv.writer(self.quarantine, lineterminator="\n")
+        aside.writerows([bad.line, bad.reason, bad.text.replace("\0", "\\0")] for bad in result.bad)
         self.left_out.add(result, "quarantined", self.line.say)
         self.unsaved += len(result.lines) + len(result.bad)
         if self.unsaved >= self.options.save_every:
@@ -235,14 +231,12 @@ def stream(options: RunOptions, kind: type[StreamRun] = StreamRun) -> int:
 
 def predict(options: PredictOptions) -> int:
     """Predict the rows of a table by a saved model; returns the exit code."""
-    for name, path in (("the model", options.model), ("the table", options.source)):
-        check_files({name: path, "--predictions": options.predictions})
+    check_files({"the model": options.model, "the table": options.source, "--predictions": options.predictions})
     model, _ = load_read(options.model, "sepsa stream", options.reading)
     if model.learner.body is None:
         raise Misuse(f"{options.model} has not learned any row yet and cannot predict: learn a table by sepsa stream")
     asked, left_out = check_details(options, model), LeftOut()
-    own, known = sorted(model.inputs.cells), set[str]()  # the columns so far
-    predictions = None
+    own, predictions = sorted(model.inputs.cells), None
     with contextlib.ExitStack() as held:
         table = open_read(options.source, held, model)
         table.reads = lambda name: name not in model.drop and name != model.target
@@ -254,11 +248,9 @@ def predict(options: PredictOptions) -> int:
                 continue
             if predictions is None:
                 model.refuse_rows(UsableRows(block), learning=False, first=True)
+                warn_of_columns(table.names or [*block.columns], model)
                 predictions = Predictions(options.predictions, header_of(asked), options.digits)
                 held.callback(predictions.output.close)
-            if len(block) and not known.issuperset(block.columns):
-                warn_of_columns(list(block.columns), model, known or None)
-                known |= set(block.columns)
             result = model.predict(block, asked)
             predictions.write(result)
             left_out.add(result, "not predicted")
@@ -351,22 +343,16 @@ def separated(names: Sequence[str]) -> str:
     return "; if they are not separated rightly, give --sep; the first line must name them" * (len(names) == 1)
 
 
-def warn_of_columns(
-    names: Sequence[str], model: TableModel, known: set[str] | None = None, becomes: str = "ignored"
-) -> None:
-    """Print which columns of the model the table lacks, and which columns of the table the model does not know.
-
-    `known` are columns that earlier rows had, where each row names its own.
-    """
+def warn_of_columns(names: Sequence[str], model: TableModel, becomes: str = "ignored") -> None:
+    """Print which columns of the model the table lacks, and which columns of the table the model does not know."""
     own = sorted(model.inputs.cells)
-    missing = [name for name in own if name not in names]
-    ignored = {*own, *model.drop, model.target, *(known or ())}
-    unknown = [name for name in names if name not in ignored]
+    missing, known = [name for name in own if name not in names], {*own, *model.drop, model.target}
+    unknown = [name for name in names if name not in known]
     for name in unknown[:SHOWN_COLUMNS]:
         near = difflib.get_close_matches(name, own, 1)
         say(f"column {name!r} is not one of the model's and is {becomes}" + (f": is it {near[0]!r}?" if near else ""))
     if len(unknown) > SHOWN_COLUMNS:
         say(f"{len(unknown) - SHOWN_COLUMNS} more columns are {becomes}")
-    if missing and known is None:
+    if missing:
         said = f"{len(missing)} of the model's {len(own)} columns are absent, taken as missing values"
         say(f"{said}: {few([*map(repr, missing)])}")

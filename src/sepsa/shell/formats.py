@@ -13,8 +13,11 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +28,13 @@ import pyarrow.parquet as pq
 
 from sepsa.learner.columns.cells import MISSING
 from sepsa.learner.columns.reader import Column, column_of_objects
-from sepsa.shell import records
-from sepsa.shell.cells import BadRow, Position, RowBlock, TableError, TableReader, fails
+from sepsa.shell.cells import Position, RowBlock, TableError, TableReader, fails
 from sepsa.shell.messages import describe
 from sepsa.shell.reading import Reading, drop_of, encoding_cure
-from sepsa.shell.records import KEPT, RecordBatch, TextReader, too_long
+from sepsa.shell.records import KEPT, NOT_CLOSED, RecordBatch, TextReader
 from sepsa.shell.source import BINARY, ByteSource, ChunkFile
 
 ROWS = 8192  # of a block, where rows are counted
-MOST_COLUMNS = 10_000
 SEPARATORS = ",;\t|"
 READS = "sepsa reads CSV and JSON lines (plain, gzip or zstd), Parquet and Arrow"
 # What other files begin with, and what they are.
@@ -44,10 +45,6 @@ KINDS = {
     b"BZh": "compressed by bzip2",
     b"\xfd7zXZ": "compressed by xz",
     **{bytes([0x80, version]): "a pickle" for version in range(2, 6)},
-    b"PAR1": "a Parquet table",
-    b"ARROW1": "an Arrow table",
-    b"\x1f\x8b": "compressed by gzip",
-    b"\x28\xb5\x2f\xfd": "compressed by zstd",
     b"\x89HDF": "an HDF5 file",
     b"\x93NUMPY": "a NumPy array",
 }
@@ -72,7 +69,7 @@ class CsvReader(TextReader):
     def _read_header(self) -> list[str]:
         name = self.source.name
         for batch in self.batches(most=1):
-            if isinstance(batch, BadRow) or (batch and (batch.cells[0] < 0 or b"\0" in batch.record(0))):
+            if batch and (batch.cells[0] < 0 or b"\0" in batch.record(0)):
                 raise TableError(f"{name} has a first line that cannot be read: it must name the columns")
             if batch and batch.record(0).removeprefix(b"\xef\xbb\xbf"):
                 break
@@ -87,7 +84,7 @@ class CsvReader(TextReader):
         return check_names([cell.strip() or f"column {i + 1}" for i, cell in enumerate(cells)], name)
 
     def _block(self, batch: RecordBatch) -> RowBlock:
-        doubtful = (batch.cells != len(self.names)) | (np.diff(batch.ends, prepend=0) > records.LONGEST)
+        doubtful = batch.cells != len(self.names)
         if b"\0" in batch.data or fails(batch.data.decode):
             doubtful[:] = True
         reasons = [(i, reason) for i in np.flatnonzero(doubtful) if (reason := self._reason(batch, i)) is not None]
@@ -109,18 +106,16 @@ class CsvReader(TextReader):
 
     def _reason(self, batch: RecordBatch, i: Any) -> tuple[str, ...] | None:
         """Why record i cannot be read, and the cure; empty for a blank line, None where it can be read."""
-        record, cells, encoding = batch.record(i), batch.cells[i], self.source.encoding
-        if cells == records.NOT_CLOSED:
+        record, cells = batch.record(i), batch.cells[i]
+        if cells == NOT_CLOSED:
             cure = "close the quote, or double it if it is a character of the cell"
             return "the line has a quote that is not closed", cure
         if b"\0" in record:
             return "the line holds a NUL byte", "give --encoding utf-16 if the table is in UTF-16"
-        if len(record) >= records.LONGEST:
-            return (too_long(),)
         if cells != len(self.names):
             cure = "give --sep if another character separates cells, or quote cells that contain it"
             return (f"the line has {cells} cells where the header has {len(self.names)}", cure) if cells else ()
-        return (f"the line is not in {encoding}", encoding_cure(encoding)) if fails(record.decode) else None
+        return self.not_encoded if fails(record.decode) else None
 
     def _columns(self, data: bytes, rows: int) -> dict[str, Column]:
         used = [name for name in self.names if self.reads(name)]
@@ -174,21 +169,19 @@ class JsonLinesReader(TextReader):
             try:
                 rows.append(self._row(record))
                 places.append(i)
+            except UnicodeDecodeError:
+                bad.append(batch.bad(i, *self.not_encoded))
             except ValueError as error:
                 bad.append(batch.bad(i, str(error)))
-        names = sorted({name for row in rows for name in row})  # sorted: the order must not depend on the block
+        names = sorted({*chain(*rows)})  # sorted: the order must not depend on the block
         columns = {name: self._column(name, [row.get(name) for row in rows]) for name in names}
         lines = batch.lines[np.array(places, np.intp)]
         return RowBlock(columns, lines, lambda i: batch.text(places[i]), bad, self.position())
 
     def _row(self, record: bytes) -> dict[str, Any]:
-        if len(record) >= records.LONGEST:
-            raise ValueError(too_long())
+        text = record.decode("utf-8-sig")
         try:
-            row = json.loads(record)
-        except UnicodeDecodeError:
-            encoding = self.source.encoding
-            raise ValueError(f"the line is not in {encoding}: {encoding_cure(encoding)}") from None
+            row = json.loads(text)
         except (ValueError, RecursionError):
             raise ValueError("the line is not JSON") from None
         if not isinstance(row, dict):
@@ -198,14 +191,12 @@ class JsonLinesReader(TextReader):
             if isinstance(value, (list, dict)):
                 what = "which is not a number, a date or a text"
                 raise ValueError(f"{name[:100]!r} is a {type(value).__name__}, {what}: {drop_of(name)}")
-        if len(row) > MOST_COLUMNS:
-            raise ValueError(f"the line has more than {MOST_COLUMNS} columns")
         return row
 
     def _column(self, name: str, values: list[Any]) -> Column:
         categorical = name in self.categorical
         if categorical:
-            values = [None if v is None else v if isinstance(v, str) else json.dumps(v) for v in values]
+            values = [v if v is None or isinstance(v, str) else json.dumps(v) for v in values]
         return column_of_objects(values, categorical, *self.reading.cells())
 
 
@@ -253,7 +244,7 @@ class ArrowReader(TableReader):
                 columns = self._read(batch, used, self.categorical | self._named)
                 lines = np.arange(self._row + 1, self._row + 1 + len(batch))
                 self._row += len(batch)
-                yield RowBlock(columns, lines, as_json(batch), [], self.position())
+                yield RowBlock(columns, lines, partial(text_of_row, batch), [], self.position())
         except (pa.ArrowException, OSError) as error:
             raise TableError(f"{self.name} cannot be read behind row {self._row}: {describe(error)}") from None
 
@@ -275,9 +266,9 @@ class ArrowReader(TableReader):
                 yield batch.slice(start, ROWS)
 
 
-def as_json(batch: Any) -> Callable[[int], str]:
-    """A function from the number of a row to its text."""
-    return lambda i: json.dumps(batch.slice(i, 1).to_pylist()[0], default=str)[:1000]
+def text_of_row(batch: Any, i: int) -> str:
+    """The first 1000 characters of a row of Arrow's, as JSON."""
+    return json.dumps(batch.slice(i, 1).to_pylist()[0], default=str)[:1000]
 
 
 def open_table(
@@ -297,17 +288,13 @@ def open_table(
         if follow:
             raise TableError(f"--follow needs CSV or JSON lines, and {source.name} is neither")
         return ArrowReader(path, source, held, reading, resume)
-    if (kind := kind_of_file(source.magic)) and not source.compressed:
+    kind = next((kind for first, kind in KINDS.items() if source.magic.startswith(first)), None)
+    if kind:
         cure = "save the sheet as CSV" if "workbook" in kind else "convert or unpack it"
         raise TableError(f"{source.name} is {kind}: {cure}. {READS}")
     if source.peek().lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
         return JsonLinesReader(source, reading, resume)
     return CsvReader(source, reading, resume)
-
-
-def kind_of_file(start: bytes) -> str:
-    """What a file that begins with these bytes seems to be; empty if that is unknown."""
-    return next((kind for first, kind in KINDS.items() if start.startswith(first)), "")
 
 
 def find_separator(header: str) -> str:
@@ -317,12 +304,8 @@ def find_separator(header: str) -> str:
 
 
 def check_names(names: list[str], table: str) -> list[str]:
-    """The names of the columns, which must be distinct and not too many."""
-    if len(names) > MOST_COLUMNS:
-        raise TableError(f"{table} has {len(names)} columns: at most {MOST_COLUMNS} are supported")
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
+    """The names of the columns, which must be distinct."""
+    for name, count in Counter(names).items():
+        if count > 1:
             raise TableError(f"{table} has two columns {name[:100]!r}: rename one of them")
-        seen.add(name)
     return names

@@ -7,12 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sepsa.shell.formats import kind_of_file
 from sepsa.shell.messages import FINISHED, check_stdout, duration, print_text
 from sepsa.shell.model import TableModel
 from sepsa.shell.options import InspectOptions
 from sepsa.shell.output import error_of
-from sepsa.states.file import FIRST, CheckpointError, Header, read_path
+from sepsa.states.file import CheckpointError, read_path
 from sepsa.states.objects import unpack
 from sepsa.states.tree import not_finite
 
@@ -39,30 +38,9 @@ def plain(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def what_it_is(path: Path) -> str:
-    """The error for a file that is not a checkpoint: what it seems to be and what to do; empty if that is unknown."""
-    with path.open("rb") as file:
-        start = file.read(4096)
-    if start[8:].startswith(FIRST):  # a damaged checkpoint
-        return ""
-    kind = kind_of_file(start)
-    if not kind and start and b"\0" not in start and start[:1].isascii():
-        kind = "JSON" if start.lstrip().startswith((b"{", b"[")) else "a text, perhaps a CSV table"
-    cure = "give what `sepsa stream TABLE --target COLUMN --checkpoint model.sepsa` or sepsa.save has saved"
-    return kind and f"{path} is {kind}, not a checkpoint of sepsa: {cure}"
-
-
-def read_checkpoint(path: Path) -> tuple[Header, Any]:
-    """Header and state of a checkpoint; the error for another file says what kind of file it is."""
-    try:
-        return read_path(path)
-    except CheckpointError as error:
-        raise CheckpointError((path.is_file() and what_it_is(path)) or error) from None
-
-
 def load_model(path: Path, *kinds: str) -> tuple[Any, dict[str, Any]]:
     """A model that one of these commands has saved, and the sizes of files and the place in the table saved with it."""
-    header, state = read_checkpoint(path)
+    header, state = read_path(path)
     if header.kind not in kinds:
         commands = " or ".join(f"`{kind} --checkpoint`" for kind in kinds)
         raise CheckpointError(
@@ -74,7 +52,7 @@ def load_model(path: Path, *kinds: str) -> tuple[Any, dict[str, Any]]:
 
 def inspect(path: Path) -> dict[str, Any]:
     """What a checkpoint holds, when it was saved and whether its numbers are finite; it is verified."""
-    header, state = read_checkpoint(path)
+    header, state = read_path(path)
     contents: dict[str, Any] = {
         "file": str(path),
         "kind": header.kind,

@@ -161,12 +161,7 @@ class RunningLine:
         self.share, self.first = share, share() or 0.0  # of the table that was read, now and at the start
         self.terminal = sys.stderr.isatty()
         self.started = self.last = time.monotonic()
-        self._shown = False
         self._rows = (0, 0)  # learned and quarantined, when the last line was shown
-
-    def start(self) -> None:
-        """Count time and rows from now on."""
-        self.started = self.last = time.monotonic()
 
     def show(self) -> None:
         now, rows = time.monotonic(), (self.model.trace.rows, self.model.quarantined)
@@ -180,13 +175,11 @@ class RunningLine:
             left = f", {share:.0%}, {duration(seconds)} left"
         text = f"{rows[0]:,} rows{left}, {rate:,.0f} a second, {error_of(self.model, recent=True)}"
         text += f", {rows[1]:,} quarantined" if rows[1] else ""
-        self._shown = self.terminal
         say(text, *(("\r\x1b[K", "") if self.terminal else ()))
 
     def end(self) -> None:
-        if self._shown:
+        if self.terminal:
             say("", "\r\x1b[K", "")
-            self._shown = False
 
     def say(self, text: str) -> None:
         self.end()

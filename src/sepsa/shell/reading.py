@@ -22,7 +22,6 @@ if TYPE_CHECKING:  # options of commands need no NumPy
     from sepsa.learner.columns.reader import Column
 
 UTF_8 = "utf-8"
-BROKEN = "sepsa.broken"  # the error handler that writes a byte which no UTF-8 text has
 
 
 def option(default: Any, words: str, **more: Any) -> Any:
@@ -132,18 +131,9 @@ def check_encoding(name: str) -> str:
     try:
         found = codecs.lookup(name)
         "a".encode(name)  # refuses codecs that are not of characters, such as hex
-        codecs.getincrementaldecoder(name)(BROKEN).decode(b"a")
+        codecs.getincrementaldecoder(name)("replace").decode(b"a")
     except (LookupError, ValueError, TypeError):
         raise ValueError(
             f"encoding must be one that Python knows, such as utf-8, cp1250 or latin1, got {name!r}"
         ) from None
     return UTF_8 if found.name == "utf-8-sig" else found.name  # whose mark is known
-
-
-def break_utf8(error: UnicodeError) -> tuple[str | bytes, int]:
-    """What is written for characters that cannot be decoded or encoded, so that their row is refused."""
-    assert isinstance(error, (UnicodeDecodeError, UnicodeEncodeError))
-    return b"\xff" if isinstance(error, UnicodeEncodeError) else "\udcff", error.end
-
-
-codecs.register_error(BROKEN, break_utf8)

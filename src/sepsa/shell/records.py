@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import re
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -18,14 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sepsa.shell.cells import OTHERWISE, BadRow, Position, RowBlock, TableError, TableReader, fails
+from sepsa.shell.cells import OTHERWISE, BadRow, Position, RowBlock, TableError, TableReader
 from sepsa.shell.reading import Reading, encoding_cure
 from sepsa.shell.source import ByteSource
 
-LONGEST = 8 << 20  # bytes of a record; a longer one is taken for a missing line break or quote
+LONGEST = 8 << 20  # bytes of a record, beyond which a line break or a quote must be missing
 NOT_CLOSED = -1  # in place of the number of cells, for a record with an open quote
 BEHIND = "behind the last line"
-MANY_UNREAD = 20  # records that are not in the encoding, from which on another one is meant
+MANY_UNREAD = 20  # of the first records that are not in the encoding, from which on another one is meant
 csv.field_size_limit((1 << 31) - 1)  # `LONGEST` is the limit
 KEPT = 4096  # bytes at the beginning and before the position, whose hashes identify a table
 
@@ -43,17 +42,26 @@ class TextReader(TableReader):
         self._buffer = b""
         self._ended = False
         self._batch: RecordBatch | None = None  # the last one
-        self._right = False  # whether a record has a character beyond ASCII that is in the encoding
-        self._records = self._unread = 0  # those before it, and how many of them are not in the encoding
+
+    @property
+    def not_encoded(self) -> tuple[str, str]:
+        """Why a record cannot be read that is not in the encoding, and the cure."""
+        return f"the line is not in {self.source.encoding}", encoding_cure(self.source.encoding)
 
     def _blocks(self) -> Iterator[RowBlock | None]:
-        for batch in self.batches(self.batch):
-            if isinstance(batch, BadRow):
-                yield RowBlock({}, np.empty(0, np.int64), lambda i: "", [batch], self.position())
-            else:
-                if batch:
-                    self._check_encoding(batch)
-                yield batch and self._block(batch)
+        for number, batch in enumerate(self.batches(self.batch)):
+            block = batch and self._block(batch)
+            if number == 0 and block is not None:
+                self._check_encoding(block)
+            yield block
+
+    def _check_encoding(self, block: RowBlock) -> None:
+        """Raise an error where many of the first records are not in the encoding."""
+        reason, cure = self.not_encoded
+        lines = [bad.line for bad in block.bad if bad.reason == reason]
+        if len(lines) >= max(MANY_UNREAD, (len(block) + len(block.bad)) / 20):
+            said = f"is not in {self.source.encoding}, as line {lines[0]} and {len(lines) - 1} others show"
+            raise TableError(f"{self.source.name} {said}: {cure}")
 
     def _block(self, batch: RecordBatch) -> RowBlock:
         raise NotImplementedError
@@ -75,7 +83,6 @@ class TextReader(TableReader):
             "line": self.line if line is None else line,
             "head": [len(first), hashlib.sha256(first).hexdigest()],
             "tail": [len(last), hashlib.sha256(last).hexdigest()],
-            "broken": bool(last) and last[-1:] not in (b"\r", b"\n"),
         }
 
     def resume(self, position: Position | None) -> bool:
@@ -85,42 +92,21 @@ class TextReader(TableReader):
         length, digest = position["head"]
         while len(self._first) + len(self._buffer) < length and not self._ended:
             self._fill()
-        first = (self._first + self._buffer)[:length]
-        if len(first) < length or hashlib.sha256(first).hexdigest() != digest:
+        if hashlib.sha256((self._first + self._buffer)[:length]).hexdigest() != digest:
             return False
-        offset, (length, digest) = position["offset"], position["tail"]
-        last, at = self._last[-KEPT:], self.offset
-        if self.source.seekable:
-            last, at, self._buffer, self._ended = b"", offset - length, b"", False
-            self.source.seek(at)
-        while at < offset:
+        while (rest := position["offset"] - self.offset) > 0:  # to read takes a hundredth of learning
+            if not self._buffer and self._ended:
+                raise self._changed(f"ends before line {position['line']}, where the checkpoint was")
             if not self._buffer:
                 self._fill()
-            if self._ended and not self._buffer:
-                raise self._changed(f"ends before line {position['line']}, where the checkpoint was")
-            some, self._buffer = self._buffer[: offset - at], self._buffer[offset - at :]
-            last, at = (last + some)[-KEPT:], at + len(some)
-        if hashlib.sha256(last[len(last) - length :]).hexdigest() != digest:
+            self._pass(rest, 0)
+        length, digest = position["tail"]
+        if hashlib.sha256(self._last[len(self._last) - length :]).hexdigest() != digest:
             raise self._changed(f"has changed before line {position['line']}, where the checkpoint was")
-        self._first, self._last, self.offset, self.line = first, last, offset, position["line"]
-        if position["broken"]:
+        self.line = position["line"]
+        if self._last[-1:] not in (b"", b"\r", b"\n"):
             self._end_line()
         return True
-
-    def _check_encoding(self, batch: RecordBatch) -> None:
-        """Raise an error where many records are not in the encoding, and none has a character beyond ASCII that is."""
-        if self._right:
-            return
-        self._records += len(batch.ends)
-        if batch.data.isascii():
-            return
-        foreign = [i for i in range(len(batch.ends)) if not batch.record(i).isascii()]
-        broken = [i for i in foreign if fails(batch.record(i).decode)]
-        self._unread += len(broken)
-        self._right = len(broken) < len(foreign)
-        if not self._right and self._unread >= MANY_UNREAD and self._unread > self._records / 20:
-            encoding, lines = self.source.encoding, f"line {batch.lines[broken[0]]} and {self._unread - 1} others"
-            raise TableError(f"{self.source.name} is not in {encoding}, as {lines} show: {encoding_cure(encoding)}")
 
     def _end_line(self) -> None:
         """Count the line break after the last line, which was missing when that line was read, as a blank line."""
@@ -144,7 +130,7 @@ class TextReader(TableReader):
         return data is not None
 
     def _pass(self, size: int, lines: int) -> bytes:
-        """Take `size` bytes, which hold this number of lines, from the buffer."""
+        """Take `size` bytes, or all there are, from the buffer; they hold this number of lines."""
         data, self._buffer = self._buffer[:size], self._buffer[size:]
         if len(self._first) < KEPT:
             self._first += data[: KEPT - len(self._first)]
@@ -153,8 +139,8 @@ class TextReader(TableReader):
         self.line += lines
         return data
 
-    def batches(self, most: int) -> Iterator[RecordBatch | BadRow | None]:
-        """At most `most` records at once; None while a pipe is idle, a `BadRow` for a record that is too long."""
+    def batches(self, most: int) -> Iterator[RecordBatch | None]:
+        """At most `most` records at once; None while a pipe is idle."""
         while True:
             found = lex(self._buffer, self.separator, self._ended, most)
             if len(found.ends):
@@ -163,27 +149,12 @@ class TextReader(TableReader):
                 self._batch = found._replace(data=self._pass(int(found.ends[-1]), lines), lines=at)
                 yield self._batch
             elif len(self._buffer) > LONGEST:
-                yield from self._skip()
+                said = f"line {self.line} of {self.source.name} is longer than {LONGEST >> 20} MiB"
+                raise TableError(f"{said}: divide or remove it")
             elif self._ended:
                 return
             elif not self._fill():
                 yield None
-
-    def _skip(self) -> Iterator[BadRow | None]:
-        """Pass a record that is too long; only its beginning is kept."""
-        line, start = self.line, self._buffer[:1000]
-        while not (found := re.search(rb"[\r\n]", self._buffer)):
-            self._pass(len(self._buffer), 0)
-            if self._ended:
-                break
-            if not self._fill():
-                yield None
-        if found:
-            if self._buffer[found.start() :] == b"\r" and not self._ended:
-                self._fill()
-            self._pass(found.end() + (self._buffer[found.start() : found.end() + 1] == b"\r\n"), 0)
-        self.line += 1
-        yield BadRow(line, too_long(), start.decode(errors="replace"))
 
 
 class RecordBatch(NamedTuple):
@@ -205,11 +176,6 @@ class RecordBatch(NamedTuple):
     def bad(self, i: Any, reason: str, cure: str = OTHERWISE) -> BadRow:
         """Record i, which cannot be read."""
         return BadRow(int(self.lines[i]), reason, self.text(i), cure)
-
-
-def too_long() -> str:
-    """The reason to refuse a record."""
-    return f"the line is longer than {LONGEST >> 20} MiB"
 
 
 def lex(data: bytes, separator: str, at_end: bool, most: int) -> RecordBatch:

@@ -18,11 +18,12 @@ from typing import Any
 import pyarrow as pa
 
 from sepsa.shell.cells import TableError
-from sepsa.shell.reading import BROKEN, UTF_8
+from sepsa.shell.reading import UTF_8
 
 CHUNK = 1 << 20  # bytes read at once
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"  # the first bytes of such a file
 BINARY = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")  # of a Parquet or Arrow file, which has no encoding
+REPLACED, BROKEN = "\ufffd".encode(), b"\xff"  # no UTF-8 text has the second
 WAIT = 0.2  # seconds after which a read of an idle pipe returns None
 
 
@@ -38,7 +39,7 @@ class ByteSource:
         if path is None or not self._file.seekable():
             with suppress(OSError, AttributeError):  # standard input may be replaced by an object without a descriptor
                 self._descriptor = self._file.fileno()
-        self._follow, self._is_file = follow, path is not None
+        self._follow = follow
         start = b""
         for data in self._raw():
             start += data or b""
@@ -51,10 +52,12 @@ class ByteSource:
             self._chunks = decompress(self._chunks, self.name, start.startswith(GZIP))
         if self.compressed and follow:
             raise TableError(f"--follow needs a plain file, and {self.name} is compressed")
-        self.encoding, self.encoded = encoding, encoding != UTF_8 and not start.startswith(BINARY)
-        self.is_utf8 = self.encoded and is_utf8(self.peek())  # though another encoding is given
-        if self.encoded:
+        self.encoding, encoded = encoding, encoding != UTF_8 and not start.startswith(BINARY)
+        self.is_utf8 = encoded and is_utf8(self.peek())  # though another encoding is given
+        if encoded:
             self._chunks = recode(self._chunks, encoding, follow, self.name)
+        plain = path is not None and not (follow or self.compressed or encoded)
+        self.size = (plain and os.fstat(self._file.fileno()).st_size) or None  # bytes, where they can be known
 
     def _raw(self) -> Iterator[bytes | None]:
         """Chunks as they come, without end: None while a pipe is idle, b"" at the end of the file."""
@@ -81,22 +84,6 @@ class ByteSource:
         self._chunks = itertools.chain([data], self._chunks)
         return data
 
-    @property
-    def seekable(self) -> bool:
-        """Whether `seek` can be called."""
-        return self._descriptor is None and not (self.compressed or self.encoded) and bool(self._file.seekable())
-
-    @property
-    def size(self) -> int | None:
-        """The bytes of a plain file; None where it grows, or where more or fewer bytes will be read."""
-        known = self._is_file and self.seekable and not self._follow
-        return os.fstat(self._file.fileno()).st_size or None if known else None
-
-    def seek(self, offset: int) -> None:
-        """Continue reading at an offset."""
-        self._file.seek(offset)
-        self._chunks = self._raw()
-
 
 def is_utf8(data: bytes) -> bool:
     """Whether these bytes, which may end within a character, are UTF-8 and not ASCII alone."""
@@ -112,8 +99,8 @@ def name_of(source: Path | None) -> str:
 
 
 def recode(chunks: Iterator[bytes | None], encoding: str, follow: bool, name: str) -> Iterator[bytes | None]:
-    """Chunks in UTF-8, with a byte that UTF-8 does not have in place of what cannot be decoded."""
-    decoder = codecs.getincrementaldecoder(encoding)(BROKEN)
+    """Chunks in UTF-8, with `BROKEN` in place of what cannot be decoded, so that its row is refused."""
+    decoder = codecs.getincrementaldecoder(encoding)("replace")
     for data in chunks:
         if data is None:
             yield None
@@ -123,7 +110,7 @@ def recode(chunks: Iterator[bytes | None], encoding: str, follow: bool, name: st
         except UnicodeError:  # of an encoding that needs a mark at the beginning
             raise TableError(f"{name} is not in {encoding}: give its encoding, such as --encoding utf-8") from None
         if text:
-            yield text.encode(UTF_8, BROKEN)
+            yield text.encode(UTF_8, "surrogatepass").replace(REPLACED, BROKEN)
         if not data:
             yield b""
 

@@ -19,7 +19,6 @@ POINTS = 256  # most points of the curve: two become one when there are more
 class ErrorTrace:
     """The error of each row, made before it was learned, as a curve of means."""
 
-    total: float = 0.0  # of complete windows
     open: Floats = field(default_factory=lambda: np.empty(0))  # the errors of the incomplete window
     points: list[float] = field(default_factory=list)  # mean error of `span` windows each
     span: int = 1
@@ -28,27 +27,21 @@ class ErrorTrace:
     def add(self, errors: Floats) -> None:
         """Add the errors of further rows, -1 for one that is not known."""
         waiting = np.concatenate([self.open, errors])
-        complete = len(waiting) // WINDOW
-        for window in waiting[: complete * WINDOW].reshape(complete, WINDOW):
-            self._close(self._sum(window))
-        self.open = waiting[complete * WINDOW :].copy()
+        complete = len(waiting) // WINDOW * WINDOW
+        for window in waiting[:complete].reshape(-1, WINDOW):
+            self.part.append(self._mean(window))
+            if len(self.part) >= self.span:
+                self.points.append(math.fsum(self.part) / self.span)
+                self.part = []
+            if len(self.points) == POINTS:
+                self.points = [(a + b) / 2 for a, b in zip(self.points[::2], self.points[1::2], strict=True)]
+                self.span *= 2
+        self.open = waiting[complete:].copy()
 
-    def _sum(self, errors: Floats) -> float:
-        """The sum of errors; those that are not known count as the mean of the others."""
+    def _mean(self, errors: Floats) -> float:
+        """The mean of errors that are known; where none is, that of the window before."""
         known = errors[errors >= 0]
-        if len(known) == len(errors):
-            return float(errors.sum())
-        return len(errors) * (float(known.mean()) if len(known) else (self.part or self.points or [0.0])[-1])
-
-    def _close(self, total: float) -> None:
-        self.total += total
-        self.part.append(total / WINDOW)
-        if len(self.part) >= self.span:
-            self.points.append(math.fsum(self.part) / self.span)
-            self.part = []
-        if len(self.points) == POINTS:
-            self.points = [(a + b) / 2 for a, b in zip(self.points[::2], self.points[1::2], strict=True)]
-            self.span *= 2
+        return float(known.mean()) if len(known) else (self.part or self.points or [0.0])[-1]
 
     @property
     def rows(self) -> int:
@@ -58,7 +51,8 @@ class ErrorTrace:
     @property
     def mean(self) -> float:
         """The mean error of all rows."""
-        return (self.total + self._sum(self.open)) / self.rows if self.rows else math.nan
+        windows = WINDOW * (self.span * math.fsum(self.points) + math.fsum(self.part))
+        return (windows + len(self.open) * self._mean(self.open)) / self.rows if self.rows else math.nan
 
     @property
     def recent(self) -> float:
@@ -73,4 +67,4 @@ class ErrorTrace:
         """A trace that continues from the result of `state_dict`; ValueError where that is damaged."""
         new = schema.read("state['trace']", state, set(cls().state_dict()))
         points, part = (new.items(name).numbers(0.0) for name in ("points", "part"))
-        return cls(new.number("total", 0.0), new.array("open", (None,), low=-1.0), points, new.integer("span", 1), part)
+        return cls(new.array("open", (None,), low=-1.0), points, new.integer("span", 1), part)
