@@ -82,12 +82,8 @@ def layout_of(settings: Settings) -> Layout:
     longest, spans = int(max(settings.seasons, default=0)), len(settings.spans())
     features = settings.lags + spans * (settings.series - 1) + settings.common()
     features += 4 * (1 + spans) if settings.seasons else 0
-    sizes = {
+    sizes = {name: getattr(settings, name) for name in ("series", "exogenous", "horizon", "lags")} | {
         "rows": 0,  # a call says how many
-        "series": settings.series,
-        "exogenous": settings.exogenous,
-        "horizon": settings.horizon,
-        "lags": settings.lags,
         "spans": spans,
         "forgettings": len(settings.forgetting),
         "seasons": len(settings.seasons),
@@ -96,7 +92,7 @@ def layout_of(settings: Settings) -> Layout:
         "angles": len(settings.angles()),
         "features": features,
         "above": parts.triangle(features),
-        "restored": max(parts.restored_at_once(features, forgetting) for forgetting in settings.forgetting),
+        "gains": max(parts.most_gains(features, forgetting) for forgetting in settings.forgetting),
     }
     return Layout(parts.given, parts.GROUPS, sizes)
 
@@ -164,14 +160,13 @@ class ForecastModel:
 
     def learn(self, rows: Rows) -> None:
         """Learn rows; missing values are NaN."""
-        n = len(rows.Y)
-        made = rows.made if len(rows.made) else np.empty((n, self.settings.series, self.settings.horizon))
-        self._run(step.learn, n, rows._replace(made=made), len(rows.E) if rows.ahead else 0)
+        self._run(step.learn, len(rows.Y), rows)
 
-    def _run(self, kernel: Function, count: int, rows: Rows, ahead: int) -> None:
-        """Call a kernel, with so many rows of inputs ahead."""
+    def _run(self, kernel: Function, count: int, rows: Rows) -> None:
+        """Call a kernel; errors count what inputs explain where forecasts use later ones, or the settings say so."""
         arrays = [np.ascontiguousarray(each, np.float64) for each in rows[:2]] + [rows.made, rows.quantiles]
-        self._call[()] = (len(rows.quantiles), ahead, self.settings.known_ahead)
+        ahead = len(rows.E) if rows.ahead else int(self.settings.known_ahead)
+        self._call[()] = (bool(len(rows.made)) + bool(len(rows.quantiles)), ahead)
         self._slots[len(self._given) :] = [array.ctypes.data for array in arrays]
         function(kernel)(self._address, count)
 
@@ -186,8 +181,8 @@ class ForecastModel:
     def forecast(self, E: Floats) -> tuple[Floats, Floats]:
         """The forecasts (m, H) after the last row, and their quantiles (KNOWN, m, H); E (k, q) are the rows ahead."""
         shape = self.settings.series, self.settings.horizon
-        told = Rows(E[:0], E, np.empty((1, *shape)), np.empty((1, KNOWN, *shape)))
-        self._run(step.forecast, self.rows, told, len(E))
+        told = Rows(E[:0], E, np.empty((1, *shape)), np.empty((1, KNOWN, *shape)), True)
+        self._run(step.forecast, self.rows, told)
         return told.made[0], told.quantiles[0]
 
     def reach(self) -> int:

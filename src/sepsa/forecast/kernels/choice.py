@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 
 from sepsa.compiled.kernels import called
-from sepsa.forecast.kernels.heads import RISE, dot, gains, learn_error
+from sepsa.forecast.kernels.heads import RISE, dot, fill_gains, learn_error
 from sepsa.forecast.kernels.parts import (
     CHANGE_SQUARE,
     CHOICE,
@@ -54,44 +54,44 @@ def back(period, h):
 
 
 @called
-def seasonal(periods, profile, h, phase, last, lags, now, ahead, off, x):
-    """The inputs of the stack for step h + 1 of a series, beside the mean of the heads x[1].
+def gather_stack(model, j, h, at, phase, now):
+    """Fill the inputs X of the stack for step h + 1 of series j: a bias, the mean of the heads, four of each season.
 
-    For each season: its last value and its mean at the row that is forecast, and how far the last value was from both
-    a season ago. `now` is the row of the last value, `ahead` that of the forecast, in the lags; both have `phase`
-    counted at the last value.
+    These are its last value and its mean at the row that is forecast, and how far the last value was from both a season
+    ago. `at`, `phase` and `now` are of the row of the last value: in the rings, in the seasons and in the lags.
     """
-    x[0] = 1.0
+    periods, lags, last = fixed.PERIODS(model), shared.LAGS(model)[j], shared.BASE(model)[at, j]
+    x, heads, profile, off = stack.views("X HEADS PROFILE OFF", model)
+    x[0], x[1] = 1.0, heads[at, j, h] - last
     for i in range(periods.size):
         period = periods[i]
-        x[2 + 4 * i] = lags[ahead - back(period, h)] - last
-        x[3 + 4 * i] = profile[i, int((phase + h + 1) % period)] - last
-        x[4 + 4 * i] = off[i]
+        x[2 + 4 * i] = lags[now + h + 1 - back(period, h)] - last
+        x[3 + 4 * i] = profile[j, i, int((phase + h + 1) % period)] - last
+        x[4 + 4 * i] = off[at, j, i]
         x[5 + 4 * i] = last - lags[now - math.floor(period + 0.5)]
 
 
 @called
-def last_value(periods, lags, h, base, t, now, last):
+def last_value(model, j, h, base, at, t, now):
     """The last value, or that of a season as soon as there is one, before row t by h + 1 steps, and how old it is."""
-    lag = back(periods[base - 1], h) if base > 0 else 0
-    return (lags[now - lag], lag) if 0 < lag <= t else (last, h + 1)
+    lag = back(fixed.PERIODS(model)[base - 1], h) if base > 0 else 0
+    return (shared.LAGS(model)[j, now - lag], lag) if 0 < lag <= t else (shared.BASE(model)[at, j], h + 1)
 
 
 @called
-def local_drift(periods, lags, h, t, now, last):
-    """The mean change over the first season before the last value, h + 1 rows before row t."""
-    span = math.floor(periods[0] + 0.5) if periods.size > 0 else TREND_ROWS
-    return (last - lags[now - h - 1 - span]) / span if t - h - 1 >= span else 0.0
+def naive_forecasts(model, j, h, at, t, now):
+    """Fill NAIVE with forecasts of row t by h + 1 steps: last values, these with a local drift, and the smoothed one.
 
-
-@called
-def naive_forecasts(periods, lags, smoothed, h, t, now, last, out):
-    """All naive forecasts of row t by h + 1 steps: last values, these with a local drift, and the smoothed one."""
-    bases, drift = periods.size + 1, local_drift(periods, lags, h, t, now, last)
+    The drift is the mean change over the first season before the last value, which is at `at` of the ring.
+    """
+    periods, out = fixed.PERIODS(model), stack.NAIVE(model)
+    span, bases, drift = math.floor(periods[0] + 0.5) if periods.size > 0 else TREND_ROWS, periods.size + 1, 0.0
+    if t - h - 1 >= span:
+        drift = (shared.BASE(model)[at, j] - shared.LAGS(model)[j, now - h - 1 - span]) / span
     for base in range(bases):
-        value, rows = last_value(periods, lags, h, base, t, now, last)
+        value, rows = last_value(model, j, h, base, at, t, now)
         out[base], out[bases + base] = value, value + rows * drift
-    out[2 * bases] = smoothed
+    out[2 * bases] = stack.SMOOTHED(model)[at, j, h]
 
 
 @called
@@ -119,72 +119,49 @@ def smooth(model, t):
 
 
 @called
-def learn_stack(model, t, now):
-    """Let the stacks learn row t."""
-    periods, ridge = fixed.views("PERIODS STACK_RIDGE", model)
-    z, there = row.views("Z THERE", model)
-    heads, off, W, x, profile, gain, restored, U, D, left, turn, unit = stack.views(
-        "HEADS OFF W X PROFILE GAIN RESTORED U D LEFT TURN UNIT", model
-    )
-    base, lags = shared.views("BASE LAGS", model)
-    H, phase = size.horizon(model), shared.COUNTS(model).phase
-    for h in range(min(t, H) if x.size > 0 else 0):
-        at = (t - h - 1) % H
-        for j in range(z.size):
-            if not there[j]:
-                continue
-            last = base[at, j]
-            x[1] = heads[at, j, h] - last
-            seasonal(periods, profile[j], h, phase - h - 1, last, lags[j], now - h - 1, now, off[at, j], x)
-            e = z[j] - heads[at, j, h] - dot(W[j, h], x)
-            first = gains(U[j, h], D[j, h], left[j, h], ridge, turn[j, h], STACK_FORGETTING, x, gain, restored, unit)
-            learn_error(W[j, h], gain, restored, first, e)
+def learn_stack(model, j, h, at, now):
+    """Let the stack of step h + 1 learn the value of series j, whose forecast is at `at` of the rings."""
+    heads, W, x, gains, U, D, left, turn, unit = stack.views("HEADS W X GAINS U D LEFT TURN UNIT", model)
+    if x.size > 0:
+        gather_stack(model, j, h, at, shared.COUNTS(model).phase - h - 1, now - h - 1)
+        e, ridge = row.Z(model)[j] - heads[at, j, h] - dot(W[j, h], x), fixed.STACK_RIDGE(model)
+        first = fill_gains(U[j, h], D[j, h], left[j, h], ridge, turn[j, h], STACK_FORGETTING, x, gains, unit)
+        learn_error(W[j, h], gains, first, e)
 
 
 @called
-def follow_candidates(model, t, now):
-    """Count the errors of all candidates that have forecast row t."""
-    periods = fixed.PERIODS(model)
-    z, there, missing = row.views("Z THERE OFF", model)
-    naive, typical, missed, known, leaders, heads, stacked, mixed, smoothed = stack.views(
-        "NAIVE TYPICAL MISSED KNOWN LEADER HEADS STACKED MIXED SMOOTHED", model
+def follow_candidates(model, j, h, at, t, now, e):
+    """Count the errors of all candidates that have forecast the value of series j at row t, h + 1 rows before.
+
+    `e` is that of the forecast.
+    """
+    naive, typical, missed, known, leaders, heads, stacked, mixed = stack.views(
+        "NAIVE TYPICAL MISSED KNOWN LEADER HEADS STACKED MIXED", model
     )
-    base, lags = shared.views("BASE LAGS", model)
-    H, bases = size.horizon(model), periods.size + 1
-    for h in range(min(t, H)):
-        at = (t - h - 1) % H
-        rate = max(1.0 - CHOICE, min(RISE / (t - h), 1.0))
-        soon = max(1.0 - RECENT, 1.0 / (t - h))
-        for j in range(z.size):
-            if not there[j]:
-                continue
-            value = z[j]
-            naive_forecasts(periods, lags[j], smoothed[at, j, h], h, t, now, base[at, j], naive)
-            off = value - naive[leaders[j, h]]
-            typical[j, h] += soon * (off * off - typical[j, h])
-            unit = math.sqrt(typical[j, h]) if typical[j, h] > 0.0 else 1.0
-            others = (heads[at, j, h], stacked[at, j, h], value - missing[j, h])
-            for i in range(bases + 3):
-                made = naive[i] if i < bases else others[i - bases]
-                missed[i, j, h] += rate * (min(abs(value - made) / unit, LARGEST) - missed[i, j, h])
-            leading = min(abs(off) / unit, LARGEST)
-            for i in range(naive.size):
-                error, change = (value - naive[i]) / unit, (mixed[at, j, h] - naive[i]) / unit
-                error, change = min(max(error, -LARGEST), LARGEST), min(max(change, -LARGEST), LARGEST)
-                follow_naive(known[j, h, i], error, change, leading, rate, soon)
+    value, bases = row.Z(model)[j], size.seasons(model) + 1
+    rate, soon = max(1.0 - CHOICE, min(RISE / (t - h), 1.0)), max(1.0 - RECENT, 1.0 / (t - h))
+    naive_forecasts(model, j, h, at, t, now)
+    off = value - naive[leaders[j, h]]
+    typical[j, h] += soon * (off * off - typical[j, h])
+    unit = math.sqrt(typical[j, h]) if typical[j, h] > 0.0 else 1.0
+    others = (heads[at, j, h], stacked[at, j, h], value - e)
+    for i in range(bases + 3):
+        made = naive[i] if i < bases else others[i - bases]
+        missed[i, j, h] += rate * (min(abs(value - made) / unit, LARGEST) - missed[i, j, h])
+    leading = min(abs(off) / unit, LARGEST)
+    for i in range(naive.size):
+        error, change = (value - naive[i]) / unit, (mixed[at, j, h] - naive[i]) / unit
+        error, change = min(max(error, -LARGEST), LARGEST), min(max(change, -LARGEST), LARGEST)
+        follow_naive(known[j, h, i], error, change, leading, rate, soon)
 
 
 @called
 def follow_naive(known, error, change, leading, rate, soon):
     """Let what is known of a naive forecast learn its error, its distance from the heads, and the leader's error."""
     lead, gain = leading - abs(error), abs(error) - abs(error - change)
-    known[LEAD] += rate * (lead - known[LEAD])
-    known[LEAD_SQUARE] += rate * (lead * lead - known[LEAD_SQUARE])
-    known[GAIN] += soon * (gain - known[GAIN])
-    known[GAIN_SQUARE] += soon * (gain * gain - known[GAIN_SQUARE])
-    known[PRODUCT] += rate * (error * change - known[PRODUCT])
-    known[CHANGE_SQUARE] += rate * (change * change - known[CHANGE_SQUARE])
-    known[ERROR_SQUARE] += rate * (error * error - known[ERROR_SQUARE])
+    found = (lead, lead * lead, gain, gain * gain, error * change, change * change, error * error)
+    for i in range(len(found)):  # in the order of KNOWN
+        known[i] += (soon if GAIN <= i <= GAIN_SQUARE else rate) * (found[i] - known[i])
 
 
 @called
@@ -246,16 +223,15 @@ def choose(model, t, now):
 
     They lie within the bounds of the series.
     """
-    periods, limits = fixed.views("PERIODS LIMITS", model)
-    z = row.Z(model)
-    x, W, missed, leaders, heads, stacked, mixed, profile, off, known, smoothed, naive = stack.views(
-        "X W MISSED LEADER HEADS STACKED MIXED PROFILE OFF KNOWN SMOOTHED NAIVE", model
+    limits = fixed.LIMITS(model)
+    x, W, missed, leaders, heads, stacked, mixed, known, naive = stack.views(
+        "X W MISSED LEADER HEADS STACKED MIXED KNOWN NAIVE", model
     )
-    extent, made, lags, means, scale = shared.views("EXTENT MADE LAGS MEAN SCALE", model)
-    H, phase, bases = size.horizon(model), shared.COUNTS(model).phase, periods.size + 1
+    extent, made, means, scale = shared.views("EXTENT MADE MEAN SCALE", model)
+    H, phase, bases = size.horizon(model), shared.COUNTS(model).phase, size.seasons(model) + 1
     at = t % H
     heads, stacked, mixed, made = heads[at], stacked[at], mixed[at], made[at]
-    for j in range(z.size):
+    for j in range(size.series(model)):
         low, high = extent[0, j], extent[1, j]
         width, least, most = high - low, (limits[0] - means[j]) / scale[j], (limits[1] - means[j]) / scale[j]
         for h in range(H):
@@ -263,15 +239,14 @@ def choose(model, t, now):
             heads[j, h] = mean
             stacked[j, h] = mean
             if x.size > 0:
-                x[1] = mean - z[j]
-                seasonal(periods, profile[j], h, phase, z[j], lags[j], now, now + h + 1, off[at, j], x)
+                gather_stack(model, j, h, at, phase, now)
                 stacked[j, h] = min(max(mean + dot(W[j, h], x), low - width), high + width)
             a, b = missed[bases, j, h], missed[bases + 1, j, h]
             share = 0.5 if a == b else 1.0 / (1.0 + min((b / a if a > 0.0 else HUGE), 1e3) ** (2.0 * SHARPNESS))
             mixed[j, h] = mean + share * (stacked[j, h] - mean)
             share, own = share_of_rows(1.0 - CHOICE, RISE, t - h, h), known[j, h]
             leader = follow_leader(own, leaders[j, h], leaders[j, h - 1] if h > 0 else -1, share, SURE)
-            naive_forecasts(periods, lags[j], smoothed[at, j, h], h, t + h + 1, now + h + 1, z[j], naive)
+            naive_forecasts(model, j, h, at, t + h + 1, now + h + 1)
             usual = naive[leader]
             leaders[j, h] = leader
             latest = share_of_rows(1.0 - RECENT, 1.0, t - h, h)

@@ -14,7 +14,7 @@ import math
 
 from sepsa.compiled.kernels import called
 from sepsa.forecast.kernels.choice import last_value
-from sepsa.forecast.kernels.heads import RISE, dot, gains, learn_error
+from sepsa.forecast.kernels.heads import RISE, dot, fill_gains, learn_error
 from sepsa.forecast.kernels.parts import CHOICE, INPUTS_FORGETTING, exogenous, fixed, given, row, shared, size
 from sepsa.learner.arithmetic.weigh import weigh
 
@@ -58,18 +58,18 @@ def look(model, i, t, ahead):
 
 
 @called
-def explain(model, j, h, made, last, t, now):
-    """What the inputs explain of series j at row t, beyond the forecast `made` h + 1 rows before, at the value `last`.
+def explain(model, j, h, at, t, now):
+    """What the inputs explain of series j at row t, beyond its forecast h + 1 rows before.
 
-    `now` is the place of row t in the lags. WAYS gets what each way says.
+    That is at `at` of the ring; `now` is the place of row t in the lags. WAYS gets what each way says.
     """
     ways, weights, losses, d, W = exogenous.views("WAYS WEIGHTS LOSS CHANGES W", model)
     if ways.size == 0:
         return 0.0
     ways[0], ways[1] = 0.0, dot(W[j, h], d)
     if ways.size > 2:
-        value, _ = last_value(fixed.PERIODS(model), shared.LAGS(model)[j], h, 1, t, now, last)
-        ways[2] = value + dot(W[j, size.horizon(model)], d) - made
+        value, _ = last_value(model, j, h, 1, at, t, now)
+        ways[2] = value + dot(W[j, size.horizon(model)], d) - shared.MADE(model)[at, j, h]
     weigh(losses[j, h], STRENGTH, 1e-300, 0.0, weights)
     return dot(weights, ways)
 
@@ -77,31 +77,32 @@ def explain(model, j, h, made, last, t, now):
 @called
 def input_gains(model):
     """Update the covariance by the changes of the inputs of a row; returns the first of the coordinates restored."""
-    d, gain, restored, U, D, left, turn, unit = exogenous.views("CHANGES GAIN RESTORED U D LEFT TURN UNIT", model)
+    d, gains, U, D, left, turn, unit = exogenous.views("CHANGES GAINS U D LEFT TURN UNIT", model)
     if d.size == 0:
         return -1
-    return gains(U, D, left, fixed.CHANGES_RIDGE(model), turn, INPUTS_FORGETTING, d, gain, restored, unit)
+    return fill_gains(U, D, left, fixed.CHANGES_RIDGE(model), turn, INPUTS_FORGETTING, d, gains, unit)
 
 
 @called
 def learn_explained(model, j, h, first, t, e):
     """Let each way learn the error e of a forecast of series j at row t, which `explain` has just explained."""
-    ways, losses, gain, restored, W = exogenous.views("WAYS LOSS GAIN RESTORED W", model)
+    ways, losses, gains, W = exogenous.views("WAYS LOSS GAINS W", model)
     rate = max(1.0 - CHOICE, min(RISE / (t - h), 1.0))
     for k in range(ways.size):
         losses[j, h, k] += rate * (abs(e - ways[k]) - losses[j, h, k])
-    learn_error(W[j, h], gain, restored, first, e - ways[1])
+    learn_error(W[j, h], gains, first, e - ways[1])
 
 
 @called
-def learn_seasonal_change(model, j, first, t, now):
-    """Let the regression of the change of series j over the first season learn row t."""
-    ways, d, gain, restored, W = exogenous.views("WAYS CHANGES GAIN RESTORED W", model)
-    if ways.size > 2:
-        season, w = math.floor(fixed.PERIODS(model)[0] + 0.5), W[j, size.horizon(model)]
-        if t >= season:
-            change = row.Z(model)[j] - shared.LAGS(model)[j, now - season]
-            learn_error(w, gain, restored, first, change - dot(w, d))
+def learn_seasonal_changes(model, first, t, now):
+    """Let the regressions of the change of a series over the first season learn row t."""
+    ways, d, gains, W = exogenous.views("WAYS CHANGES GAINS W", model)
+    z, there = row.views("Z THERE", model)
+    season = math.floor(fixed.PERIODS(model)[0] + 0.5) if ways.size > 2 else t + 1
+    for j in range(z.size if t >= season else 0):
+        if there[j]:
+            w, change = W[j, size.horizon(model)], z[j] - shared.LAGS(model)[j, now - season]
+            learn_error(w, gains, first, change - dot(w, d))
 
 
 @called

@@ -41,8 +41,8 @@ def fill(row, value):
 
 
 @called
-def gains(U, D, left, ridge, turn, forgetting, x, gain, restored, unit):
-    """Update B = UDUᵀ by the inputs x of a row, and fill their gain, and those of the coordinates restored after it.
+def fill_gains(U, D, left, ridge, turn, forgetting, x, gains, unit):
+    """Update B = UDUᵀ by the inputs x of a row, and fill their gain, then those of the coordinates restored after it.
 
     Returns the first of these coordinates, or -1. None ever falls below half of its ridge.
     """
@@ -52,11 +52,10 @@ def gains(U, D, left, ridge, turn, forgetting, x, gain, restored, unit):
         left[n] *= forgetting
     count = due(p, forgetting, turn[UPDATES])
     turn[NEXT], turn[UPDATES] = (first + count) % p, turn[UPDATES] + 1
-    for i in range(-1, count):
-        if i < 0:
-            c, lacking, phi, out = 0, 1.0, x, gain
-        else:
-            c, phi, out = (first + i) % p, unit, restored[i]
+    for i in range(1 + count):
+        c, lacking, phi, out = 0, 1.0, x, gains[i]
+        if i > 0:
+            c, phi = (first + i - 1) % p, unit
             lacking = max(ridge[c] - left[c], 0.0)
             left[c] += lacking
             unit[c] = 1.0
@@ -68,37 +67,29 @@ def gains(U, D, left, ridge, turn, forgetting, x, gain, restored, unit):
 
 
 @called
-def learn_error(w, gain, restored, first, error):
-    """Let weights learn an error by a gain, then restore the ridge of the coordinates from `first` on."""
+def learn_error(w, gains, first, error):
+    """Let weights learn an error by the first gain, then restore the ridge of the coordinates from `first` on."""
     for n in range(w.size):
-        w[n] += gain[n] * error
+        w[n] += gains[0, n] * error
     if first >= 0:
-        for i in range(restored.shape[0]):
-            old = w[(first + i) % w.size]
+        for i in range(1, gains.shape[0]):
+            old = w[(first + i - 1) % w.size]
             for n in range(w.size):
-                w[n] -= restored[i, n] * old
+                w[n] -= gains[i, n] * old
 
 
 @called
-def learn_targets(model, t):
-    """Let every step learn the values of row t, which it has forecast at row t - step."""
-    z, there = row.views("Z THERE", model)
-    X, W, losses, gain, restored, first = heads.views("X W LOSS GAIN RESTORED FIRST", model)
-    base = shared.BASE(model)
-    H = size.horizon(model)
-    for h in range(min(t, H)):
-        at = (t - h - 1) % H
-        rate = max(1.0 - DISCOUNT, min(RISE / (t - h), 1.0))
-        for j in range(z.size):
-            if not there[j]:
-                continue
-            for v in range(W.shape[0]):
-                w = W[v, j, h]
-                e = z[j] - base[at, j] - dot(w, X[at, j])
-                loss = losses[v, j, h]
-                square = e * e if loss == 0.0 or t < FIRST_ROWS + h else min(e * e, 100.0 * loss)
-                losses[v, j, h] += rate * (square - loss)
-                learn_error(w, gain[at, v, j], restored[at, v, j], first[at, v, j], e)
+def learn_target(model, j, h, at, t):
+    """Let the heads of step h + 1 learn the value of series j at row t, by the inputs at `at` of the ring."""
+    X, W, losses, gains, first = heads.views("X W LOSS GAINS FIRST", model)
+    change = row.Z(model)[j] - shared.BASE(model)[at, j]
+    rate = max(1.0 - DISCOUNT, min(RISE / (t - h), 1.0))
+    for v in range(W.shape[0]):
+        w, loss = W[v, j, h], losses[v, j, h]
+        e = change - dot(w, X[at, j])
+        square = e * e if loss == 0.0 or t < FIRST_ROWS + h else min(e * e, 100.0 * loss)
+        losses[v, j, h] += rate * (square - loss)
+        learn_error(w, gains[at, v, j], first[at, v, j], e)
 
 
 @called
@@ -130,18 +121,19 @@ def fill_inputs(model, j, now, x):
 def learn_inputs(model, t, now):
     """Gather the inputs of row t and compute the gains of every head; those of a series that is missing learn none."""
     ridge, forgetting, there = fixed.RIDGE(model), fixed.FORGETTING(model), row.THERE(model)
-    X, U, D, left, gain, restored, first, turn, unit = heads.views("X U D LEFT GAIN RESTORED FIRST TURN UNIT", model)
+    X, U, D, left, gains, first, turn, unit = heads.views("X U D LEFT GAINS FIRST TURN UNIT", model)
     at = t % size.horizon(model)
     for j in range(there.size):
         x = X[at, j]
         fill_inputs(model, j, now, x)
         for v in range(forgetting.size):
-            k, R = gain[at, v, j], restored[at, v, j]
+            out, first[at, v, j] = gains[at, v, j], -1
             if there[j]:
-                first[at, v, j] = gains(U[v, j], D[v, j], left[v, j], ridge, turn[v, j], forgetting[v], x, k, R, unit)
+                first[at, v, j] = fill_gains(
+                    U[v, j], D[v, j], left[v, j], ridge, turn[v, j], forgetting[v], x, out, unit
+                )
             else:
-                fill(k, 0.0)
-                first[at, v, j] = -1
+                fill(out[0], 0.0)
 
 
 @called

@@ -31,10 +31,10 @@ CHOICE = 0.999  # discount of the errors of candidates
 STACK_FORGETTING, INPUTS_FORGETTING = 0.9995, 0.9998  # of the stacks, and of the head on exogenous inputs
 STACK_RIDGE = 30.0
 TREND_ROWS = 12  # whose mean change is the drift of a series without seasons
-# Whether quantiles are wanted, how many rows of exogenous inputs are known, and whether errors count those of forecasts
-# with them.
-CALL = Record(intervals=int, ahead=int, known=int)
-SIZES = "rows series exogenous horizon lags spans forgettings seasons longest recent angles features above restored"
+# What is wanted: 0 for nothing, 1 for forecasts, 2 for their quantiles too. And how many rows of exogenous inputs are
+# known, 0 where forecasts use no later ones; the errors are those of such forecasts.
+CALL = Record(tell=int, ahead=int)
+SIZES = "rows series exogenous horizon lags spans forgettings seasons longest recent angles features above gains"
 
 
 def axes(shape: str) -> tuple[str | int, ...]:
@@ -74,9 +74,9 @@ def triangle(features: int) -> int:
     return features * max(features - 1, 0) // 2
 
 
-def restored_at_once(features: int, forgetting: float) -> int:
-    """The coordinates whose ridge is restored after a row, at most."""
-    return max(1, due(max(features, 1), forgetting))
+def most_gains(features: int, forgetting: float) -> int:
+    """The gains of a row, at most: its own, and those of the coordinates whose ridge is restored after it."""
+    return 1 + max(1, due(max(features, 1), forgetting))
 
 
 def stacked(sizes: Sizes) -> int:
@@ -126,7 +126,6 @@ row = Group(
     scratch("THERE", "series", np.bool_),  # whether they were observed
     scratch("INPUTS", "exogenous"),  # standardized
     scratch("COMMON", "common"),  # inputs of all heads: the bias, sines and cosines, exogenous inputs
-    scratch("OFF", "series horizon"),  # the errors of the forecasts of the row
     sizes={"common": lambda sizes: 1 + 2 * sizes["angles"] + sizes["exogenous"]},
 )
 
@@ -138,9 +137,8 @@ heads = Group(
     *head("features", "above", "forgettings series"),
     number("W", "forgettings series horizon features"),
     number("LOSS", "forgettings series horizon", (0, MOST)),  # recent squared errors
-    number("X", "horizon series features"),  # a ring of inputs, of their gains, and of those of coordinates
-    number("GAIN", "horizon forgettings series features"),
-    number("RESTORED", "horizon forgettings series restored features"),
+    number("X", "horizon series features"),  # rings of inputs, and of the gains of a row
+    number("GAINS", "horizon forgettings series gains features"),
     # The first of the coordinates restored after each row, or -1.
     whole("FIRST", "horizon forgettings series", (-1, "features - 1"), start=-1),
     scratch("UNIT", "features"),
@@ -169,14 +167,13 @@ stack = Group(
     number("TREND", "series 2"),  # level and slope of exponential smoothing, and a ring of its forecasts
     number("SMOOTHED", "horizon series horizon"),
     scratch("X", "stacked"),
-    scratch("GAIN", "stacked"),
-    scratch("RESTORED", "stacked_restored stacked"),
+    scratch("GAINS", "stacked_gains stacked"),
     scratch("UNIT", "stacked"),
     scratch("NAIVE", "naive"),
     sizes={
         "stacked": stacked,
         "above_stacked": lambda sizes: triangle(stacked(sizes)),
-        "stacked_restored": lambda sizes: restored_at_once(stacked(sizes), STACK_FORGETTING),
+        "stacked_gains": lambda sizes: most_gains(stacked(sizes), STACK_FORGETTING),
         "season_rows": lambda sizes: sizes["longest"] + 1,
         "naive": lambda sizes: 2 * (sizes["seasons"] + 1) + 1,
         "candidates": lambda sizes: sizes["seasons"] + 4,
@@ -197,13 +194,12 @@ exogenous = Group(
     scratch("CHANGES", "changes"),
     scratch("WAYS", "ways"),
     scratch("WEIGHTS", "ways"),
-    scratch("GAIN", "changes"),
-    scratch("RESTORED", "changes_restored changes"),
+    scratch("GAINS", "changes_gains changes"),
     scratch("UNIT", "changes"),
     sizes={
         "changes": changed,
         "above_changes": lambda sizes: triangle(changed(sizes)),
-        "changes_restored": lambda sizes: restored_at_once(changed(sizes), INPUTS_FORGETTING),
+        "changes_gains": lambda sizes: most_gains(changed(sizes), INPUTS_FORGETTING),
         "kept_inputs": lambda sizes: sizes["longest"] + 2,
         "changing_steps": lambda sizes: sizes["horizon"] + 1,
         "ways": lambda sizes: 2 + (sizes["seasons"] > 0) if sizes["exogenous"] else 0,
@@ -214,7 +210,6 @@ COUNTS = Record(
     rows=Field(int, bounds=(1, MOST_ROWS)),
     outliers=int,  # values that were implausible
     phase=Field(int, bounds=(0, MOST_ROWS)),  # the place in the seasons: rows, and those that were skipped
-    shifts=int,  # changes of a series' level
 )
 
 
@@ -223,7 +218,6 @@ shared = Group(
     "shared",
     number("MEAN", "series", (-1e101, 1e101)),
     number("SCALE", "series", (1e-150, 1e101), start=1.0),
-    number("LAST", "series", (-1e103, 1e103)),  # the last values in units of the series
     number("REACH", "series", (0, MOST)),  # the size of errors of step 1
     Part("COUNTS", COUNTS),
     number("LAGS", "series twice"),  # values twice, so that the last ones are contiguous

@@ -11,16 +11,10 @@ from sepsa.forecast.kernels.explain import (
     follow_inputs,
     input_gains,
     learn_explained,
-    learn_seasonal_change,
+    learn_seasonal_changes,
     look,
 )
-from sepsa.forecast.kernels.heads import (
-    FIRST_ROWS,
-    fill,
-    forecast_by_heads,
-    learn_inputs,
-    learn_targets,
-)
+from sepsa.forecast.kernels.heads import FIRST_ROWS, fill, forecast_by_heads, learn_inputs, learn_target
 from sepsa.forecast.kernels.parts import LEVELS, MOVES, fixed, given, row, shared, size, stack
 
 FAR_ERRORS = 30.0  # typical errors of step 1 beyond which a value is implausible
@@ -56,8 +50,8 @@ def accept(model, i, t, now):
     no head learns it.
     """
     z, there = row.views("Z THERE", model)
-    made, base, mean, scale, extent, reach, strange, odd, event, began = shared.views(
-        "MADE BASE MEAN SCALE EXTENT REACH STRANGE ODD EVENT BEGAN", model
+    made, mean, scale, extent, reach, strange, odd, event, began = shared.views(
+        "MADE MEAN SCALE EXTENT REACH STRANGE ODD EVENT BEGAN", model
     )
     slot = phase_of(model, 0)
     y, counts = given.Y(model)[i], shared.COUNTS(model)
@@ -66,7 +60,7 @@ def accept(model, i, t, now):
         guess = 0.0
         if t > 0:
             at = (t - 1) % size.horizon(model)
-            guess = made[at, j, 0] + explain(model, j, 0, made[at, j, 0], base[at, j], t, now)
+            guess = made[at, j, 0] + explain(model, j, 0, at, t, now)
         there[j], followed = not math.isnan(y[j]), False
         if there[j]:
             if began[j] >= 0 and extent[0, j] == 0.0 == extent[1, j] and y[j] != mean[j]:
@@ -92,7 +86,6 @@ def accept(model, i, t, now):
                     reach[j] *= 3.0  # a second in a row: errors are larger than they were
                 if (believed or sure) and abs(off) > LARGEST_JUMP:
                     mean[j] += off * scale[j]
-                    counts.shifts += 1
                     in_a_row[j], strange[j] = 0 if believed else 1, guess
             else:
                 in_a_row[j] = 0
@@ -123,42 +116,31 @@ def follow_quantiles(quantiles, ends, share, e):
 
 
 @called
-def judge(model, t, now):
-    """Learn the errors of the forecasts of row t: their size and quantiles, and what exogenous inputs explain.
+def judge(model, j, h, at, first, t, now):
+    """Learn the error of the forecast of series j at row t, h + 1 rows before, and what exogenous inputs explain of it.
 
-    A forecast that was made before the first value of its series has no error.
+    Its size and quantiles learn; not where the forecast was made before the first value of its series. Returns the
+    error of what was told, with or without what the inputs explain.
     """
-    z, there, missed = row.views("Z THERE OFF", model)
-    made, base, ends, began, judged, typical, quantiles, by_phase = shared.views(
-        "MADE BASE ENDS BEGAN JUDGED SIZE QUANTILES BY_PHASE", model
+    made, ends, began, judged, typical, quantiles, by_phase = shared.views(
+        "MADE ENDS BEGAN JUDGED SIZE QUANTILES BY_PHASE", model
     )
-    H, kinds, first = size.horizon(model), size.kinds(model), input_gains(model)
-    known, slot, season = given.CALL(model).known != 0 and kinds > 1, phase_of(model, 0), fixed.PERIODS(model)
-    for h in range(min(t, H)):
-        at = (t - h - 1) % H
-        far, share = (1.0 - RECENT) / (1.0 + h / OVERLAP), 1.0 / math.sqrt(1.0 + h)
-        for j in range(z.size):
-            if not there[j]:
-                continue
-            e = z[j] - made[at, j, h]
-            explained = e
-            if kinds > 1:
-                explained -= explain(model, j, h, made[at, j, h], base[at, j], t, now)
-                learn_explained(model, j, h, first, t, e)
-            missed[j, h] = explained if known else e
-            if t - h - 1 < began[j]:
-                continue
-            judged[j, h] += 1
-            for kind in range(kinds):
-                off = explained if kind else e
-                follow_quantiles(quantiles[kind, :, j, h], ends[at, kind, :, j, h], share, off)
-                if kind == known and season.size > 0:
-                    size_here = ratio(abs(off), typical[kind, j, h])
-                    by_phase[j, slot] += PHASE_RATE / min(t, H) * (size_here - by_phase[j, slot])
-                typical[kind, j, h] += max(far, 1.0 / judged[j, h]) * (abs(off) - typical[kind, j, h])
-    for j in range(z.size):
-        if there[j]:
-            learn_seasonal_change(model, j, first, t, now)
+    e, kinds = row.Z(model)[j] - made[at, j, h], size.kinds(model)
+    known, explained, slot = given.CALL(model).ahead > 0 and kinds > 1, e, phase_of(model, 0)
+    if kinds > 1:
+        explained -= explain(model, j, h, at, t, now)
+        learn_explained(model, j, h, first, t, e)
+    before = t - h - 1 < began[j]
+    judged[j, h] += 0 if before else 1
+    far, share = (1.0 - RECENT) / (1.0 + h / OVERLAP), 1.0 / math.sqrt(1.0 + h)
+    for kind in range(0 if before else kinds):
+        off = explained if kind else e
+        follow_quantiles(quantiles[kind, :, j, h], ends[at, kind, :, j, h], share, off)
+        if kind == known and size.seasons(model) > 0:
+            size_here = ratio(abs(off), typical[kind, j, h])
+            by_phase[j, slot] += PHASE_RATE / min(t, size.horizon(model)) * (size_here - by_phase[j, slot])
+        typical[kind, j, h] += max(far, 1.0 / judged[j, h]) * (abs(off) - typical[kind, j, h])
+    return explained if known else e
 
 
 @called
@@ -182,16 +164,16 @@ def tell(model, i, t, now):
     value is known has no forecast.
     """
     limits, call = fixed.LIMITS(model), given.CALL(model)
-    began, judged, made, base, ends, mean, scale = shared.views("BEGAN JUDGED MADE BASE ENDS MEAN SCALE", model)
-    at, out, levels = t % size.horizon(model), max(i, 0), len(LEVELS) if call.intervals else 0
+    began, judged, made, ends, mean, scale = shared.views("BEGAN JUDGED MADE ENDS MEAN SCALE", model)
+    at, out, levels = t % size.horizon(model), max(i, 0), len(LEVELS) if call.tell > 1 else 0
     for h in range(size.horizon(model)):
         explained = i + 1 + h < call.ahead and size.kinds(model) > 1
         if explained:
             look(model, i, t, h + 1)
         for j in range(size.series(model)):
-            center, kind = made[at, j, h], 1 if explained else 0
+            center, kind = made[at, j, h], 0
             if explained:
-                center += explain(model, j, h, made[at, j, h], base[at, j], t + h + 1, now + h + 1)
+                center, kind = center + explain(model, j, h, at, t + h + 1, now + h + 1), 1
             told = min(max(mean[j] + scale[j] * center, limits[0]), limits[1])
             given.OUT(model)[out, j, h] = told if began[j] >= 0 else math.nan
             for v in range(levels):
@@ -203,12 +185,11 @@ def tell(model, i, t, now):
 
 @called
 def remember(model, t, now):
-    """Store the values of row t among the lags; before the first row all are those of the first."""
-    z = row.Z(model)
-    profile = stack.PROFILE(model)
-    lags = shared.LAGS(model)
-    n = size.recent(model)
+    """Store the values of row t; before the first row all lags are those of the first."""
+    z, profile, n = row.Z(model), stack.PROFILE(model), size.recent(model)
+    lags, base = shared.views("LAGS BASE", model)
     for j in range(z.size):
+        base[t % size.horizon(model), j] = z[j]
         if t == 0:
             fill(lags[j], z[j])
             for season in range(size.seasons(model)):
@@ -232,22 +213,24 @@ def gather_common(model):
 @kernel
 def learn(model, rows):
     """Learn rows Y with exogenous inputs E in order; OUT gets the forecasts made after each, OUT_QUANTILES theirs."""
-    z = row.Z(model)
-    base, last, mean, scale = shared.views("BASE LAST MEAN SCALE", model)
-    counts = shared.COUNTS(model)
+    there, counts = row.THERE(model), shared.COUNTS(model)
     n, H = size.recent(model), size.horizon(model)
     for i in range(rows):
         t = counts.rows
         now = n + t % n
         look(model, i, t, 0)
         accept(model, i, t, now)
-        judge(model, t, now)
-        learn_targets(model, t)
+        first = input_gains(model)
+        for h in range(min(t, H)):
+            at = (t - h - 1) % H  # the forecasts of row t by h + 1 steps in the rings
+            for j in range(there.size):
+                if there[j]:
+                    e = judge(model, j, h, at, first, t, now)
+                    learn_target(model, j, h, at, t)
+                    learn_stack(model, j, h, at, now)
+                    follow_candidates(model, j, h, at, t, now, e)
+        learn_seasonal_changes(model, first, t, now)
         remember(model, t, now)
-        learn_stack(model, t, now)
-        follow_candidates(model, t, now)
-        for j in range(z.size):
-            base[t % H, j], last[j] = z[j], mean[j] + scale[j] * z[j]
         smooth(model, t)
         follow_seasons(model, t)
         gather_common(model)
@@ -255,7 +238,8 @@ def learn(model, rows):
         forecast_by_heads(model, t)
         choose(model, t, now)
         issue(model, t)
-        tell(model, i, t, now)
+        if given.CALL(model).tell > 0:
+            tell(model, i, t, now)
         follow_inputs(model, i, t)
         counts.rows += 1
         counts.phase += 1
