@@ -28,11 +28,10 @@ LEAST = 3  # blocks learned before the learner forecasts; until then the last va
 FEW = 30  # blocks that `fit` learns in order, as `update` does: too few to leave some out
 IMPLAUSIBLE = 30.0  # times the largest deviation so far, beyond which a value counts as missing
 SEVERAL = 3  # such values of a block, which may be a new level
-TINY = 0.05  # of the size of all blocks before, below which two blocks are in another unit
 SHARE = 0.25  # of its targets without which a block is not learned
 RECENT = 0.98  # by which earlier errors count less with each block
 ASSUMED = 32  # normal errors after `fit`, by which the first intervals are drawn
-COUNTS = ("point", "rows", "blocks", "newest", "closed", "dropped", "warm_up")
+COUNTS = ("point", "rows", "blocks", "newest", "dropped")
 ARRAYS = {"kept": True, "seen": True} | dict.fromkeys(("quantiles", "far", "size", "judged", "missed"), False)
 # Whether values of these arrays may be missing.
 
@@ -58,8 +57,7 @@ class BlockModel:
         self.rows = 0  # so far, including rows in gaps
         self.blocks = 0  # that were learned
         self.dropped = 0  # values that were implausible
-        self.newest = int(self._numbers(origin, 1)[0]) // every - 1  # the number of the last block kept,
-        self.closed = 1  # and whether it is complete
+        self.newest = self._ahead()[0] - 1  # the number of the last block kept
         self.kept: Floats = np.full((room, every, m + q), np.nan)  # values and inputs of the last blocks
         self.seen: Floats = np.full(m, np.nan)  # the last value of each series
         self.far: Any = np.zeros(m, np.int64)  # how many values of the block before were dropped
@@ -102,7 +100,10 @@ class BlockModel:
 
     def skip(self, rows: int) -> None:
         """Go on by this many rows, of which nothing is known."""
+        begun = self._ahead()[0] == self.newest
         self.point += rows
+        if begun and self._ahead()[0] > self.newest:
+            self._close()
 
     # ------------------------------------------------------------------ rows
 
@@ -117,24 +118,17 @@ class BlockModel:
         for i, row in enumerate(np.hstack([Y, E[: len(Y)]])):
             block, following = int(numbers[i]) // every, int(numbers[i + 1]) // every
             if block > self.newest:
-                self._open(block)
+                new = np.full((min(block - self.newest, len(self.kept)), *self.kept.shape[1:]), np.nan)
+                self.kept, self.newest = np.concatenate([self.kept[len(new) :], new]), block
             slot = self.kept[block - self.newest - 1, numbers[i] % every]
             twice = np.where(np.isnan(row), slot, (slot + row) / 2)  # as daylight saving ends
             slot[:] = np.where(np.isnan(slot), row, twice)
             self.seen = np.where(np.isnan(Y[i]), self.seen, Y[i])
             self.point, self.rows = self.point + 1, self.rows + 1
-            if following > self.newest and not self.closed:
+            if following > self.newest:
                 self._close()
             if len(rows.made):
                 rows.made[i], rows.quantiles[i : i + 1] = self.forecast(E[i + 1 :][: H + every])
-
-    def _open(self, block: int) -> None:
-        """Let there be this block; those before it are complete."""
-        if not self.closed:
-            self._close()
-        new = np.full((min(block - self.newest, len(self.kept)), *self.kept.shape[1:]), np.nan)
-        self.kept = np.concatenate([self.kept[len(new) :], new])
-        self.newest, self.closed = block, 0
 
     def _before(self, block: int) -> tuple[Floats, Floats]:
         """The values and the inputs of the blocks that the row of a block is made of, the latest last, or NaN."""
@@ -165,7 +159,6 @@ class BlockModel:
 
     def _close(self) -> None:
         """Learn the block whose last targets have come with the newest one."""
-        self.closed = 1
         self._drop_implausible()
         touched, m = self.touched, self.settings.series
         targets, ahead = np.split(np.concatenate(self.kept[-touched:])[: self.settings.horizon], [m], 1)
@@ -238,11 +231,11 @@ class BlockModel:
         learn(rows, filled.reshape(len(rows), -1), share)
         deviation = self.learner.predict(rows[-1:], return_std=True)[1].reshape(targets.shape[1:]).T
         self.blocks, self.size = len(rows), deviation * np.sqrt(2 / np.pi)
-        self.judged, self.warm_up = np.full_like(self.judged, ASSUMED), 0
+        self.judged = np.full_like(self.judged, ASSUMED)
 
     # ------------------------------------------------------------------ forecasts
 
-    def _ahead(self, rows: int) -> tuple[int, Any, int]:
+    def _ahead(self, rows: int = 0) -> tuple[int, Any, int]:
         """The block of the next row, the slots in it of so many rows, and how many its forecast still reaches."""
         H, every = self.settings.horizon, self.settings.every
         following = self._numbers(self.point + 1, max(rows, H))
@@ -252,7 +245,7 @@ class BlockModel:
 
     def reach(self) -> int:
         """The number of rows after the last one that the forecast of their block reaches."""
-        return self._ahead(0)[2]
+        return self._ahead()[2]
 
     def check_ahead(self, given: int) -> None:
         """Raise a ValueError where forecasts do not get the exogenous inputs that the learner has learned with."""
@@ -269,7 +262,7 @@ class BlockModel:
 
     def start_next(self) -> int:
         """The option `start` with which a block begins at the next row."""
-        return int(self._ahead(0)[1][0] + self.settings.start) % self.settings.every
+        return int(self._ahead()[1][0] + self.settings.start) % self.settings.every
 
     def forecast(self, E: Floats) -> tuple[Floats, Floats]:
         """The forecasts (m, H) after the last row, and their quantiles (KNOWN, m, H); E (k, q) are the rows ahead.
@@ -277,11 +270,11 @@ class BlockModel:
         They are NaN from `reach()` on, and where inputs that are known ahead have not come.
         """
         m, q, H, every = self.settings.series, self.settings.exogenous, self.settings.horizon, self.settings.every
-        made, quantiles = np.full((m, H), np.nan), np.full((KNOWN, m, H), np.nan)
+        out, ahead = np.full((1 + KNOWN, m, H), np.nan), np.full((H, q), np.nan)
         block, slots, reach = self._ahead(len(E))
         if self.settings.known_ahead and q and len(E) < reach:
-            return made, quantiles
-        left, given, ahead = slots[:reach], slots[: len(E)], np.full((H, q), np.nan)
+            return out[0], out[1:]
+        given = slots[: len(E)]
         if block == self.newest:
             ahead[:every] = self.kept[-1, :H, m:]
         ahead[given[given < H]] = E[given < H]
@@ -291,10 +284,9 @@ class BlockModel:
             row, level = self._row(block, ahead)
             told = np.where(np.isnan(level)[:, None], np.nan, self._answer(row))
         told = np.where(np.isnan(told), self.seen[:, None], told)
-        ends = np.clip(told + self.quantiles * self.size, *self.settings.bounds)
-        made[:, :reach] = np.clip(told, *self.settings.bounds)[:, left]
-        quantiles[..., :reach] = np.concatenate([ends, self.judged[None]])[..., left]
-        return made, quantiles
+        ends = np.clip([told, *(told + self.quantiles * self.size)], *self.settings.bounds)
+        out[..., :reach] = np.concatenate([ends, self.judged[None]])[..., slots[:reach]]
+        return out[0], out[1:]
 
     def _answer(self, row: Floats) -> Floats:
         """The learner's forecasts (m, H)."""
@@ -340,9 +332,8 @@ class BlockModel:
 
 def shared(learner: SepSARegressor) -> SepSARegressor:
     """Another estimator with what this one has learned."""
-    other = SepSARegressor.__new__(SepSARegressor)
-    other.__dict__.update({name: value for name, value in vars(learner).items() if name != "_lock"})
-    other._learner = learner._learner._replace(body=learner._learner.body.copy())
+    other, known = SepSARegressor(), learner._learner
+    vars(other).update(vars(learner), _learner=known._replace(body=known.body.copy()))
     return other
 
 

@@ -140,8 +140,9 @@ class Window:
             own = order[start:stop]
             at = np.cumsum(np.minimum(gaps[start:stop], IMAGINED) + 1) - 1
             made, quantiles = (np.full((len(each) and at[-1] + 1, *each.shape[1:]), np.nan) for each in rows[2:4])
-            known = self._rows(spaced(values[own], at))
-            self.learn(known._replace(made=made, quantiles=quantiles, ahead=rows.ahead))
+            spaced = np.full((int(at[-1]) + 1, values.shape[1]), np.nan)
+            spaced[at] = values[own]
+            self.learn(self._rows(spaced)._replace(made=made, quantiles=quantiles, ahead=rows.ahead))
             for out, told in ((rows.made, made), (rows.quantiles, quantiles)):
                 if len(out):
                     out[own[own >= 0]] = told[at[own >= 0]]
@@ -150,8 +151,7 @@ class Window:
 
     def _rows(self, values: Floats) -> Rows:
         """Rows to learn without their forecasts, from values and inputs side by side."""
-        Y, E = np.split(values, [self.settings.series], 1)
-        return Rows(Y, E)
+        return Rows(*np.split(values, [self.settings.series], 1))
 
     def _due(self, rows: int) -> bool:
         """Whether all of so many rows are to be learned again."""
@@ -221,10 +221,3 @@ class Window:
         kept = self.rows if self.rows < HISTORY else 0
         self.first = new.array("first", (kept, width), missing=True)
         self.skipped = tuple(map(tuple, new.array("skipped", (None, 2), np.int64, low=0).tolist()))
-
-
-def spaced(rows: Floats, at: Any) -> Floats:
-    """The rows at these positions, and NaN between them."""
-    out = np.full((int(at[-1]) + 1, *rows.shape[1:]), np.nan)
-    out[at] = rows
-    return out
