@@ -406,9 +406,9 @@ def test_inputs_that_explain_nothing_cost_nothing():
 
 def test_errors_are_those_of_the_forecasts_that_were_made():
     y, x = changing_inputs()
-    for ahead in (False, True):
-        model = forecaster(horizon=24, seasons=(24,), known_ahead=ahead)
-        made = model.prequential(y, x)
+    for options, call in (({}, {}), ({"known_ahead": True}, {}), ({}, {"known_ahead": True})):
+        model = forecaster(horizon=24, seasons=(24,), **options)
+        made = model.prequential(y, x, **call)
         for h in (0, 11):
             recent = np.abs(made[2000 : -h - 1, h] - y[2001 + h :]).mean()
             assert model.errors_["forecast"][0, h] == pytest.approx(recent, rel=0.25)

@@ -119,29 +119,22 @@ class SepSAForecaster(Saves):
         in_range("ridge", ridge, LEAST_RIDGE, HUGE)
         self.every, self.start, self.known_ahead, self.seed = every, start, known_ahead, seed
         self._limits = check_bounds(bounds)
-        self._check_blocks()
+        if at_least("every", every, 1) > LARGEST["horizon"]:
+            raise ValueError(f"every must be at most {LARGEST['horizon']} rows, got {every}")
+        if at_least("start", start, 0) >= every:
+            raise ValueError(f"start must be a row of a block, 0 to {every - 1} for every={every}, got {start}")
+        at_least("seed", seed, 0)
+        for name, value in (("forgetting", forgetting), ("ridge", ridge)):
+            if every > 1 and repr(value) != repr(OPTIONS[name]):
+                raise ValueError(
+                    f"{name} must be left out for every={every}, whose learner finds it by itself, got {value!r}"
+                )
         self._lock = new_lock()
         self._names: list[Hashable] | None = None
         self._inputs: list[Hashable] = []
         self._frame = ""  # "pandas" or "polars" where rows came in its frames
         self._column = ""  # the column of the first frame that had the times
         self._window = self._new_window(0, 0)
-
-    def _check_blocks(self) -> None:
-        """Raise a ValueError for options that do not fit `every`."""
-        if at_least("every", self.every, 1) > LARGEST["horizon"]:
-            raise ValueError(f"every must be at most {LARGEST['horizon']} rows, got {self.every}")
-        if at_least("start", self.start, 0) >= self.every:
-            raise ValueError(
-                f"start must be a row of a block, 0 to {self.every - 1} for every={self.every}, got {self.start}"
-            )
-        at_least("seed", self.seed, 0)
-        for name in ("forgetting", "ridge") if self.every > 1 else ():
-            if repr(getattr(self, name)) != repr(OPTIONS[name]):
-                raise ValueError(
-                    f"{name} must be left out for every={self.every}, whose learner finds it by itself, got "
-                    f"{getattr(self, name)!r}"
-                )
 
     def _new_window(self, series: int, inputs: int) -> Window:
         """A window for so many series and inputs."""
@@ -269,8 +262,8 @@ class SepSAForecaster(Saves):
             times: Times of the rows, as for `learn_one`: an array, a Series, a DatetimeIndex, or the name of a column
                 of the frame Y. None: the DatetimeIndex of a frame, if it has one.
             coverage: A share in (0, 1) to return intervals too; None for none.
-            known_ahead: Whether forecasts use the exogenous inputs of the rows that they forecast; None for what the
-                constructor says.
+            known_ahead: Whether forecasts use the exogenous inputs of the rows that they forecast, of which `errors_`
+                are then; None for what the constructor says.
 
         Returns:
             Forecasts (n, horizon, series), or (n, horizon) for Y (n,); with `coverage` a tuple of forecasts, lower ends
@@ -281,26 +274,21 @@ class SepSAForecaster(Saves):
         steps = self._check_horizon(horizon, self.horizon)
         if coverage is not None:
             check_coverage(coverage)
-        ahead = self.known_ahead if known_ahead is None else known_ahead
-        if self.every > 1 and ahead != self.known_ahead:
+        if self.every > 1 and known_ahead not in (None, self.known_ahead):
             raise ValueError("known_ahead must be given to SepSAForecaster where it has every, got it for this call")
-        table, made, quantiles = self._learn_table(Y, X, times, 1 + (coverage is not None), ahead)
-
-        def shaped(array: Floats) -> Floats:
-            return array[:, 0, :steps] if table.flat else array[..., :steps].transpose(0, 2, 1)
-
-        if coverage is None:
-            return shaped(made)
-        low, high = interval(quantiles.swapaxes(0, 1), coverage, self._limits)
-        return shaped(made), shaped(low), shaped(high)
+        table, made, quantiles = self._learn_table(Y, X, times, 1 + (coverage is not None), known_ahead)
+        ends = () if coverage is None else interval(quantiles.swapaxes(0, 1), coverage, self._limits)
+        parts = [part[..., :steps].transpose(0, 2, 1) for part in (made, *ends)]
+        parts = [part[..., 0] for part in parts] if table.flat else parts
+        return parts[0] if coverage is None else tuple(parts)
 
     def _learn_table(
-        self, Y: ArrayLike, X: ArrayLike | None, times: Times | None, tell: int, ahead: bool = False, fit: bool = False
+        self, Y: ArrayLike, X: ArrayLike | None, times: Times | None, *how: Any
     ) -> tuple[Table, Floats, Floats]:
-        """Learn the rows of a table; returns it, and what `_take` does."""
+        """Learn the rows of a table; returns it, and what `_take` does with the further arguments."""
         with self._lock, DeferredInterrupt():
             table, inputs = self._read(Y, X, times)
-            return table, *self._take(table, inputs, tell, ahead, fit)
+            return table, *self._take(table, inputs, *how)
 
     def _read(self, Y: ArrayLike, X: ArrayLike | None, times: Times | None) -> tuple[Table, Table]:
         """The rows of Y and X, in the order of the names so far."""
@@ -326,16 +314,17 @@ class SepSAForecaster(Saves):
         return table, inputs
 
     def _take(
-        self, table: Table, inputs: Table, tell: int = 0, ahead: bool = False, fit: bool = False
+        self, table: Table, inputs: Table, tell: int = 0, ahead: bool | None = None, fit: bool = False
     ) -> tuple[Floats, Floats]:
         """Learn rows; returns the forecasts made after each (n, m, H), and their quantiles (n, levels, m, H).
 
-        There are none where `tell` is 0, and no quantiles where it is 1. An error changes nothing.
+        There are none where `tell` is 0, and no quantiles where it is 1; `ahead` is `known_ahead` of a call. An error
+        changes nothing.
         """
         n, series = table.values.shape
         made = np.full((n if tell else 0, series, self.horizon), np.nan)
         quantiles = np.full((n if tell > 1 else 0, KNOWN, series, self.horizon), np.nan)
-        rows = Rows(table.values, inputs.values, made, quantiles, ahead)
+        rows = Rows(table.values, inputs.values, made, quantiles, self.known_ahead if ahead is None else ahead)
         window, said = self._window_of(table, inputs).learned(rows, table.times, fit)
         if self._names is None:
             self._names, self._inputs = table.names, inputs.names
@@ -465,7 +454,7 @@ class SepSAForecaster(Saves):
             The forecaster.
         """
         fresh = type(self)(**self.get_params())
-        fresh._learn_table(y, X, times, 0, fit=True)
+        fresh._learn_table(y, X, times, 0, None, True)
         return self._become(fresh)
 
     def update(self, y: ArrayLike, X: ArrayLike | None = None, *, times: Times | None = None) -> Self:
@@ -479,7 +468,7 @@ class SepSAForecaster(Saves):
         Returns:
             The forecaster.
         """
-        self._learn_table(y, X, times, 0)
+        self._learn_table(y, X, times)
         return self
 
     def _check(self, y: ArrayLike, X: ArrayLike | None = None, *, times: Times | None = None) -> None:
@@ -523,23 +512,18 @@ class SepSAForecaster(Saves):
         return forecast
 
     def _rows_ahead(self, X: ArrayLike | None) -> Floats | None:
-        """The exogenous inputs of rows to forecast, in the order of their names."""
+        """The exogenous inputs of rows to forecast, in the order of their names; an error for other times."""
         if X is None:
             return None
-        table = read_table("X", X)
-        self._check_times(table)
-        return arranged("X", self._inputs, table)
-
-    def _check_times(self, table: Table) -> None:
-        """Raise a ValueError where rows ahead have other times."""
-        if table.times is None or self._clock.grid is None or self._clock.last is None:
-            return
-        for h, at in enumerate(table.times.seconds.tolist(), 1):
-            if self._clock.index(at) != self._clock.last + h:
+        table, clock = read_table("X", X), self._clock
+        timed = table.times is not None and clock.grid is not None and clock.last is not None
+        for h, at in enumerate(table.times.seconds.tolist() if timed else (), 1):
+            if clock.index(at) != clock.last + h:
                 raise ValueError(
-                    f"X must have the times of the rows ahead, {self._clock.ahead(h)} in row {h - 1}, got "
-                    f"{self._clock.label(at)}: give these rows, or an array, which has no times"
+                    f"X must have the times of the rows ahead, {clock.ahead(h)} in row {h - 1}, got "
+                    f"{clock.label(at)}: give these rows, or an array, which has no times"
                 )
+        return arranged("X", self._inputs, table)
 
     def _framed(self, values: Floats) -> Any:
         """Values (m, H) in the shape of the rows that were learned."""
