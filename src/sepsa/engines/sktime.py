@@ -66,7 +66,7 @@ class SktimeForecaster(BaseForecaster):  # type: ignore[misc]
         horizon: int | None = None,
         lags: int | str = "auto",
         seasons: Sequence[float] | str = "auto",
-        forgetting: Sequence[float] = (0.9995, 0.9998, 1.0),
+        forgetting: Sequence[float] = (0.9995, 1.0),
         ridge: float = 30.0,
         bounds: tuple[float | None, float | None] = (None, None),
     ) -> None:
