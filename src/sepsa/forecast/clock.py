@@ -25,7 +25,7 @@ from sepsa.forecast.grids import (
     month_of,
     monthly,
 )
-from sepsa.forecast.times import EPOCH, Moments, integer_dates, local_seconds, read_zone, seconds_east
+from sepsa.forecast.times import EPOCH, Moments, integer_dates, local_seconds, read_zone
 from sepsa.learner.memory.parts import Floats
 from sepsa.states import schema
 
@@ -60,9 +60,7 @@ class Clock:
         self.zone: tzinfo | None = None
         self.waiting: list[float] = []  # times after a leap
         self.apart = 0  # the last rows that were each SPARSE steps or more after the one before
-        self.no_weekend = (
-            False  # whether rows of days, whose step was found in a few of them, left out the first weekend
-        )
+        self.no_weekend = False  # whether rows of days, a step found in few of them, left out the first weekend
 
     def begin(self, moments: Moments) -> None:
         """Take over whether times are dates, and their zone, from the first of them."""
@@ -230,7 +228,9 @@ class Clock:
 
     def state_dict(self) -> dict[str, Any]:
         """The clock as plain data."""
-        zone = self.zone
+        zone: Any = self.zone
+        if zone is not None:  # its name, or the seconds by which one without a name is east
+            zone = zone.key if isinstance(zone, ZoneInfo) else zone.utcoffset(EPOCH).total_seconds()
         return {
             "grid": None if self.grid is None else list(self.grid),
             "start": self.start,
@@ -239,7 +239,7 @@ class Clock:
             "waiting": list(self.waiting),
             "apart": self.apart,
             "dated": self.dated,
-            "zone": zone.key if isinstance(zone, ZoneInfo) else None if zone is None else seconds_east(zone),
+            "zone": zone,
         }
 
     def load_state_dict(self, state: Any) -> None:

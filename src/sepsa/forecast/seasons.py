@@ -22,8 +22,7 @@ def find_seasons(Y: Floats) -> tuple[float, ...]:
     A period is found where at least three of it fit and the autocorrelation has a peak above 0.3; it is the shortest
     whose peak is nearly the highest, since multiples of a period have peaks too. Of it and its two neighbours the one
     counts whose multiples are correlated most, or one that is a day, where its multiples are nearly as much. With a day
-    there is a week as soon as two fit, as where rows have times; another period has a multiple as a second one where
-    the autocorrelation there is clearly higher.
+    there is a week as soon as two fit, as where rows have times; no other period has a second one.
     """
     if len(Y) < 16:
         return ()
@@ -44,17 +43,7 @@ def find_seasons(Y: Floats) -> tuple[float, ...]:
     mean = {k: correlation[k * multiples].mean() for k in (near - 1, near, near + 1)}
     best = max(mean, key=lambda k: mean[k])
     first = next((k for k in mean if k in DAYS and (near != first or mean[k] >= 0.8 * mean[best])), best)
-    if first in DAYS:
-        return (float(first), 7.0 * first) if 14 * first <= len(Y) else (float(first),)
-    second = higher_multiple(correlation, peaks, first, highest)
-    return (float(first), float(second)) if second else (float(first),)
-
-
-def higher_multiple(correlation: Floats, peaks: list[int], first: int, highest: float) -> int:
-    """The first multiple of a period at which the autocorrelation has a clearly higher peak, or 0."""
-    least = max(correlation[first] + 0.25 * (1 - correlation[first]), 0.98 * highest)
-    longer = (k for k in peaks if k > 1.5 * first and abs(k / first - round(k / first)) * first <= 1)
-    return next((k for k in longer if correlation[k] >= least), 0)
+    return (float(first), 7.0 * first) if first in DAYS and 14 * first <= len(Y) else (float(first),)
 
 
 def check_seasons(seasons: Sequence[float]) -> tuple[float, ...]:

@@ -100,11 +100,6 @@ def local_seconds(at: float, zone: tzinfo) -> float:
     return at + (offset or timedelta()).total_seconds()
 
 
-def seconds_east(zone: tzinfo) -> float:
-    """The offset of a zone without a name, in seconds."""
-    return (zone.utcoffset(EPOCH) or timedelta()).total_seconds()
-
-
 def read_zone(saved: Any) -> tzinfo | None:
     """A zone from its name or its offset in seconds."""
     if saved is None:
