@@ -454,13 +454,13 @@ def test_what_came_before_the_end_of_a_truncated_file_is_learned(monkeypatch):
     # A large cell, a quote that is not closed, and a line without end.
     monkeypatch.setattr(table_records, "LONGEST", 1 << 16)
     monkeypatch.setattr(source, "CHUNK", 1 << 14)
-    table("x,y\n1,1\n" + "a" * 60_000 + ",1\n2,2\n" + '"' + "c" * 200_000 + "\n3,3\n")
+    table("x,y\n1,1\n" + "a" * 60_000 + ",1\n2,2\n" + '"' + ("c" * 20_000 + "\n") * 9 + "3,3\n")
     line = "stream t.csv --target y --predictions all.csv --quarantine q.csv"
     run(line, code=3)
-    assert [row["line"] for row in records("q.csv")] == ["5"]
+    assert [row["line"] for row in records("q.csv")] == [str(5 + i) for i in range(9)]
     assert len(predictions("all.csv")) == 4
     table("x,y\n1,1\n" + "b" * 300_000 + ",1\n2,2\n")
-    assert "line 3 of t.csv is longer than " in said(line, code=1)
+    assert "t.csv has a line of more than 0 MiB behind line 2: divide or remove it" in said(line, code=1)
     assert len(predictions("all.csv")) == 1
 
 

@@ -148,8 +148,8 @@ class TextReader(TableReader):
                 at = self.line + found.lines.cumsum() - found.lines
                 self._batch = found._replace(data=self._pass(int(found.ends[-1]), lines), lines=at)
                 yield self._batch
-            elif len(self._buffer) > LONGEST:
-                said = f"line {self.line} of {self.source.name} is longer than {LONGEST >> 20} MiB"
+            elif len(self._buffer) > 2 * LONGEST:  # complete lines behind an open quote are fewer
+                said = f"{self.source.name} has a line of more than {LONGEST >> 20} MiB behind line {self.line - 1}"
                 raise TableError(f"{said}: divide or remove it")
             elif self._ended:
                 return
