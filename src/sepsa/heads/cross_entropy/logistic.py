@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sepsa.heads.base import partial_targets
-from sepsa.heads.base.checks import check_labels, check_outputs, check_rows, explain_nonfinite, is_integer
+from sepsa.heads.base.checks import check_labels, check_outputs, check_rows, is_integer
 from sepsa.heads.base.head import head_of
 from sepsa.heads.cross_entropy.eager import Rows
 from sepsa.heads.cross_entropy.newton import NOISE_FACTOR, NewtonHead, weights_setting
@@ -95,7 +95,7 @@ class LogisticNewton(NewtonHead):
             A scalar.
         """
         head_of(self)
-        targets = as_numbers(targets, outputs)
+        targets = as_numbers(targets, outputs.shape[:-1], outputs.dtype)
         check_outputs(outputs, targets)
         missing = targets.isnan()
         weight = None if self.pos_weight is None else self._state.weights[:, 1].to(outputs)
@@ -109,30 +109,19 @@ class LogisticNewton(NewtonHead):
         check_rows(linear, features)
         if is_integer(targets):
             check_labels(linear, features, targets)
-            targets = as_numbers(targets, linear.weight, features.shape[:-1])
+            targets = as_numbers(targets, features.shape[:-1], linear.weight.dtype)
         x, y, weight, observed = partial_targets.rows_of(linear, features, targets, sample_weight)
         omega = observed if weight is None else weight
         return x, y.to(dtype), None if omega is None else omega.to(dtype)
-
-    def _explain(self, features: Tensor, targets: Tensor, learned: Tensor) -> ValueError:
-        bad = ((targets < 0) | (targets > 1)) & targets.isfinite()
-        if bool(bad.any()):
-            worst = targets[bad][0].item()
-            return ValueError(f"targets must be 0 or 1, or probabilities in [0, 1], got {worst:g}: nothing was learned")
-        return explain_nonfinite(features, targets, head_of(self), learned)
 
     def _probabilities(self, outputs: Tensor) -> Tensor:
         return outputs.sigmoid()
 
 
-def as_numbers(targets: Tensor, like: Tensor, leading: torch.Size | None = None) -> Tensor:
-    """Targets in the dtype of `like`, NaN for -100 among integers; labels of the `leading` shape get a last dimension.
-
-    `like` tells that shape too, where it has as many dimensions as features.
-    """
+def as_numbers(targets: Tensor, leading: torch.Size, dtype: torch.dtype) -> Tensor:
+    """Targets as numbers, NaN for -100 among integers; integers of the `leading` shape get a last dimension."""
+    numbers = targets.to(dtype)
     if targets.is_floating_point():
-        return targets.to(like.dtype) if leading is None else targets
-    numbers = targets.to(like.dtype)
-    if targets.dtype != torch.bool:
-        numbers = numbers.where(targets != IGNORE_INDEX, math.nan)
-    return numbers.unsqueeze(-1) if numbers.shape == (like.shape[:-1] if leading is None else leading) else numbers
+        return numbers
+    numbers = numbers.where(targets != IGNORE_INDEX, math.nan)
+    return numbers.unsqueeze(-1) if numbers.shape == leading else numbers

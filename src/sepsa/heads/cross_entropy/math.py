@@ -371,7 +371,7 @@ def absorb_by_qr(T: Tensor, rows: Tensor, residuals: Tensor, d: Tensor) -> tuple
     """`absorb` for rows (r, p) of any size, which squares none of them."""
     R = torch.linalg.inv(T).T
     none = R.new_zeros(len(R), residuals.shape[1])
-    new, _, _ = add_by_qr(R, none[:, :0], rows, residuals[:, :0])
+    new, _, _ = add_by_qr(R, none, rows, residuals)
     inflated, Z, _ = add_by_qr(R, none, d * rows, residuals / d)
     return root_of(new), triangular(inflated, Z, upper=True).T
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sepsa.heads.base import health, parameters
-from sepsa.heads.base.checks import bias_setting, check_rows, ridge_setting
+from sepsa.heads.base.checks import bias_setting, check_rows, explain_nonfinite, ridge_setting
 from sepsa.heads.base.head import OwnsHead, assign, head_of, shape_words
 from sepsa.heads.base.state_checks import check_regular, read_ridges, read_solver
 from sepsa.heads.cross_entropy import evidence as class_evidence
@@ -26,6 +26,7 @@ from sepsa.heads.cross_entropy.math import (
     start,
     with_ridge,
     with_root,
+    wrong_targets,
 )
 from sepsa.heads.least_squares.evidence import START, due
 from sepsa.heads.protocols import Posterior, PrecisionWarning
@@ -100,9 +101,12 @@ class NewtonHead(OwnsHead):
     def _rows(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Rows:
         """Samples as a backend learns them; an error where their shape, dtype, device or weights are wrong."""
 
-    @abstractmethod
     def _explain(self, features: Tensor, targets: Tensor, learned: Tensor) -> ValueError:
         """The error for rows that were not learned, whose W is `learned` (m, p)."""
+        given, like = (
+            (targets[..., None], learned.new_empty(2)) if self.learns_partly else (targets, self._state.weights)
+        )
+        return wrong_targets(given, like) or explain_nonfinite(features, targets, head_of(self), learned)
 
     @abstractmethod
     def _probabilities(self, outputs: Tensor) -> Tensor:

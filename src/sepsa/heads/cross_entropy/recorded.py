@@ -7,7 +7,7 @@ Where a flag is bad nothing has changed, and the solver learns the block without
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -28,16 +28,6 @@ from sepsa.interrupt import DeferredInterrupt
 
 Found: TypeAlias = tuple[CrossEntropyState, CrossEntropyState, Tensor]  # the new state, the old one, and which is good
 _UPDATED = ("W", "shares", "ridge_left", "counters", "A")
-
-
-class Kind(NamedTuple):
-    """What a recording depends on."""
-
-    rows: int
-    features: torch.dtype
-    targets: tuple[int, ...]  # their shape behind the rows; () for labels
-    target_dtype: torch.dtype
-    settings: UpdateSettings
 
 
 class GraphBackend(TorchBackend):
@@ -64,13 +54,13 @@ class GraphBackend(TorchBackend):
         if recorder is None or recorder.place != parameters.place_of(self.linear):
             self.now, recorder = state.copy(), Recorder(self.linear, answers=2)
             self.recorder = recorder
-        shape = (targets.numel() // n,) if targets.is_floating_point() else ()
-        kind = Kind(n, features.dtype, shape, targets.dtype, settings)
-        recording = recorder.find(kind, lambda: self._halves(recorder, kind))
+        given = features.detach().reshape(n, -1), targets.detach().reshape(n, *targets.shape[features.ndim - 1 :])
+        kind = *((each.shape, each.dtype) for each in given), settings
+        recording = recorder.find(kind, lambda: self._halves(recorder, given, settings))
         if recording is None:
             return False
-        for mine, given in zip(recording.samples, (features, targets), strict=True):
-            mine.copy_(given.detach().reshape(mine.shape))
+        for mine, each in zip(recording.samples, given, strict=True):
+            mine.copy_(each)
         if state is not self.now:
             for name in (*_UPDATED, "prior", "weights", "ridge"):
                 getattr(self.now, name).copy_(getattr(state, name))
@@ -78,16 +68,14 @@ class GraphBackend(TorchBackend):
             finite, lost = recorder.look(recording, at_once=True)
         return bool(finite and not lost)
 
-    def _halves(self, recorder: Recorder, kind: Kind) -> Halves:
-        linear, device = self.linear, recorder.device
-        x = torch.zeros(kind.rows, linear.in_features, dtype=kind.features, device=device)
-        y = torch.zeros(kind.rows, *kind.targets, dtype=kind.target_dtype, device=device)
+    def _halves(self, recorder: Recorder, given: tuple[Tensor, Tensor], settings: UpdateSettings) -> Halves:
+        linear, x, y = self.linear, *map(torch.zeros_like, given)
 
         def look(now: CrossEntropyState) -> tuple[LargeBlock, Tensor]:
             W = parameters.follow(linear, now.W)
             Phi = block_rows(linear, x, W.dtype, large=True)
             with product_precision(Phi):
-                block, finite, lost = look_large(now, W, Phi, y, None, kind.settings)
+                block, finite, lost = look_large(now, W, Phi, y, None, settings)
             recorder.answer(torch.stack([finite, lost]))
             return block, finite & ~lost
 
@@ -99,6 +87,6 @@ class GraphBackend(TorchBackend):
             new, old, good = found
             for name in _UPDATED:
                 torch.where(good, getattr(new, name), getattr(old, name), out=getattr(self.now, name))
-            parameters.store(linear, self.now.W.to(kind.settings.head_dtype))
+            parameters.store(linear, self.now.W.to(settings.head_dtype))
 
         return Halves((x, y), self.now, look, finish, store)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from sepsa.heads.base import parameters
-from sepsa.heads.base.checks import check_classes, check_outputs, explain_nonfinite
+from sepsa.heads.base.checks import check_classes, check_outputs
 from sepsa.heads.base.head import assign, head_of
 from sepsa.heads.cross_entropy.captured import CapturedSoftmax
 from sepsa.heads.cross_entropy.eager import Rows
-from sepsa.heads.cross_entropy.math import both, class_factors, mean_loss, wrong_targets
+from sepsa.heads.cross_entropy.math import both, class_factors, mean_loss
 from sepsa.heads.cross_entropy.newton import NOISE_FACTOR, NewtonHead, weights_setting
 from sepsa.heads.least_squares.evidence import due, updates_until
 from sepsa.validation import is_number
@@ -187,10 +187,6 @@ class SoftmaxNewton(NewtonHead):
         """Compute the curvature after the last `update_captured`; no forward or backward pass reads it."""
         if self._captured is not None:
             self._captured.finish()
-
-    def _explain(self, features: Tensor, targets: Tensor, learned: Tensor) -> ValueError:
-        wrong = wrong_targets(targets, self._state.weights)
-        return wrong or explain_nonfinite(features, targets, head_of(self), learned)
 
 
 def smoothing(value: float) -> float:
