@@ -32,11 +32,13 @@ class CompiledBackend(TorchBackend):
         self._call: Any = np.zeros(kernels.CALL.size // 8, np.int64)
         self._address = self._call.ctypes.data
         self._work: Any = np.empty(0)
+        self._made: CrossEntropyState | None = None  # by the last update, whose tensors are contiguous
 
     def learn(self, state: CrossEntropyState, samples: Samples) -> tuple[CrossEntropyState, bool]:
         """The state after an update, in memory of its own."""
         features, targets, sample_weight, settings, _ = samples
-        (weight, bias), n, old = own_parameters(self.linear), samples.rows, with_root(state).map(Tensor.contiguous)
+        (weight, bias), n = own_parameters(self.linear), samples.rows
+        old = state if state is self._made else with_root(state).map(Tensor.contiguous)
         (m, p), separate = old.W.shape, old.T.ndim == 3
         heads, labels = m if separate else 1, not targets.is_floating_point()
         of_work = kernels.shapes_of_work(n, n + due(p, settings.forgetting, at_least=n), p, m // heads)
@@ -56,4 +58,5 @@ class CompiledBackend(TorchBackend):
         )
         if not self._kernel(self._address, n):
             return super().learn(state, samples)
-        return old._replace(T=T, W=W, shares=shares, ridge_left=left, counters=counters), True
+        self._made = old._replace(T=T, W=W, shares=shares, ridge_left=left, counters=counters)
+        return self._made, True
