@@ -249,7 +249,7 @@ MUTANTS = [
     Mutant("optimizer: no way back", "training/observation.py", "self.observer.rollback(self.before, self.reached)",
            "pass", OPTIMIZER),
     Mutant("optimizer: the head in a group", "training/optimizer.py",
-           "        refuse_head_parameters(self.heads, [given] if isinstance(given, Tensor) else list(given))\n", "",
+           "        refuse_heads(self.model, self.heads, [given] if isinstance(given, Tensor) else list(given))\n", "",
            OPTIMIZER),
     Mutant("states/objects: one head of several", "states/objects.py", "load_into(objects[key], before[key])", "pass",
            OPTIMIZER),

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from sepsa.heads import RLS, HeadSolver, LogisticNewton, SoftmaxNewton
 from sepsa.ranks.exchange import is_sharded
 from sepsa.torch_internals import parameters_of
-from sepsa.training.joint import Base, JointOptimizer
+from sepsa.training.joint import Base, JointOptimizer, parts_of
 from sepsa.training.observe import by_name, is_collection
 from sepsa.training.observer import observers_of
 
@@ -33,28 +33,25 @@ def find_heads(model: nn.Module, head: Any) -> dict[str, nn.Linear]:
     return heads
 
 
-def find_head(model: nn.Module, head: nn.Linear | str | None) -> tuple[str, nn.Linear]:
+def find_head(model: nn.Module, head: Any) -> tuple[str, nn.Linear]:
+    """The head and its name in the model: the last nn.Linear, or the one that is given by itself or by its name."""
     linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    if isinstance(head, str):
-        try:
-            module = model.get_submodule(head)
-        except AttributeError:
-            raise ValueError(
-                f"head {head!r} is not a module of the model; its nn.Linear modules are {list(linears)}"
-            ) from None
-        if not isinstance(module, nn.Linear):
-            raise TypeError(f"head {head!r} must be an nn.Linear, got {type(module).__name__}")
-        return head, module
-    if head is not None and not isinstance(head, nn.Linear):
-        raise TypeError(f"head must be an nn.Linear, its name, or None, got {type(head).__name__}")
     if head is None:
         if not linears:
             raise ValueError("model has no nn.Linear, so there is no head: add one as the last layer")
-        return list(linears.items())[-1]
-    for name, module in linears.items():
-        if module is head:
-            return name, head
-    raise ValueError("head is not a module of the model: pass model's own nn.Linear or its name")
+        return linears.popitem()
+    name = head if isinstance(head, str) else next((name for name, one in linears.items() if one is head), None)
+    try:
+        module = head if name is None else model.get_submodule(name)
+    except AttributeError:
+        raise ValueError(
+            f"head {head!r} is not a module of the model; its nn.Linear modules are {list(linears)}"
+        ) from None
+    if not isinstance(module, nn.Linear):
+        raise TypeError(f"head must be an nn.Linear, its name, or None, got {head!r}, a {type(module).__name__}")
+    if name is None:
+        raise ValueError("head is not a module of the model: pass model's own nn.Linear or its name")
+    return name, module
 
 
 def check_head(name: str, head: nn.Linear) -> None:
@@ -147,25 +144,28 @@ def build_base(model: nn.Module, heads: dict[str, nn.Linear], base: Base, option
                 "untie them or choose another head"
             )
     body = [(name, p) for name, p in model.named_parameters() if id(p) not in of_head]
-    if isinstance(base, (type, list, tuple)):
-        refuse_other_heads(model, heads, (p for _, p in body))
+    built: Any
     if isinstance(base, type):
-        return build_one(base, options, body)
-    if options:
+        built = build_one(base, options, body)
+    elif options:
         what = "is an instance, so it" if isinstance(base, Optimizer) else "is a function or a list, which"
         raise ValueError(f"base {what} already has its options, got also {sorted(options)}")
-    if isinstance(base, (list, tuple)):
-        return build_several(base, body)
-    built = base if isinstance(base, Optimizer) or not callable(base) else base(body)
+    elif isinstance(base, (list, tuple)):
+        built = build_several(base, body)
+    else:
+        built = base if isinstance(base, Optimizer) or not callable(base) else base(body)
     if not isinstance(built, Optimizer):
         raise TypeError(
             f"base must be a torch.optim.Optimizer class or instance, got {built!r}; or a list of (class, options, "
             "which parameters), or a function of the body's named parameters that returns an optimizer"
         )
+    if any(isinstance(part, torch.optim.LBFGS) for part in parts_of(built)):
+        raise ValueError(
+            "base LBFGS evaluates the model several times a step, and the head would learn the same samples each time: "
+            "use Adam, SGD or another optimizer that evaluates it once"
+        )
     given = [p for group in built.param_groups for p in group["params"]]
-    refuse_unfit(type(built))
-    refuse_head_parameters(heads, given)
-    refuse_other_heads(model, heads, given)
+    refuse_heads(model, heads, given)
     warn_left_out(model, heads, given)
     return built
 
@@ -182,7 +182,6 @@ def build_one(kind: Any, options: dict[str, Any], body: list[tuple[str, nn.Param
             f"{misplaced[0]} is a setting of the head solver and not of {kind.__name__}: "
             f"write SepSA(model, {kind.__name__}, solver=RLS({settings}))"
         )
-    refuse_unfit(kind)
     return kind([{"params": [parameter for _, parameter in body]}], **options)
 
 
@@ -211,15 +210,6 @@ def build_several(parts: Sequence[Any], body: list[tuple[str, nn.Parameter]]) ->
     return JointOptimizer(optimizers)
 
 
-def refuse_unfit(kind: type[Optimizer]) -> None:
-    """Raise an error for an optimizer that evaluates the model several times per step."""
-    if issubclass(kind, torch.optim.LBFGS):
-        raise ValueError(
-            "base LBFGS evaluates the model several times a step, and the head would learn the same samples each time: "
-            "use Adam, SGD or another optimizer that evaluates it once"
-        )
-
-
 def few(names: list[str]) -> str:
     """The first names, and how many more there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
@@ -238,23 +228,19 @@ def warn_left_out(model: nn.Module, heads: dict[str, nn.Linear], given: Iterable
         )
 
 
-def refuse_other_heads(model: nn.Module, heads: dict[str, nn.Linear], parameters: Iterable[Tensor]) -> None:
-    """Raise an error for body parameters that belong to the head of another SepSA."""
-    moved = {id(parameter) for parameter in parameters}
-    for observer in observers_of(model):
-        if observer.head not in heads.values() and any(id(p) in moved for p in observer.head.parameters()):
-            raise ValueError(
-                f"another SepSA trains the head {observer.name!r} of this model, and base would train it too: "
-                "pass base an optimizer without its parameters, or call detach() on the other SepSA"
-            )
-
-
-def refuse_head_parameters(heads: dict[str, nn.Linear], parameters: Iterable[Tensor]) -> None:
-    """Raise an error for body parameters that belong to a head."""
-    named = {id(p): f"{head_name}.{name}" for head_name, head in heads.items() for name, p in head.named_parameters()}
+def refuse_heads(model: nn.Module, heads: dict[str, nn.Linear], parameters: Iterable[Tensor]) -> None:
+    """Raise an error for body parameters that belong to one of these heads, or to that of another SepSA."""
+    found = {
+        id(parameter): f"another SepSA trains the head {observer.name!r} of this model, and base would train it too: "
+        "pass base an optimizer without its parameters, or call detach() on the other SepSA"
+        for observer in observers_of(model)
+        for parameter in observer.head.parameters()
+    } | {
+        id(parameter): f"base owns the head's parameter {f'{head_name}.{name}'!r}, which the head solver trains: "
+        "build it on the other parameters, or pass its class and let SepSA build it"
+        for head_name, head in heads.items()
+        for name, parameter in head.named_parameters()
+    }
     for parameter in parameters:
-        if id(parameter) in named:
-            raise ValueError(
-                f"base owns the head's parameter {named[id(parameter)]!r}, which the head solver trains: "
-                "build it on the other parameters, or pass its class and let SepSA build it"
-            )
+        if id(parameter) in found:
+            raise ValueError(found[id(parameter)])

@@ -19,13 +19,7 @@ from sepsa.training import prediction, saved
 from sepsa.training.capture import PlainStep, Step, capture, check_devices
 from sepsa.training.epochs import Epochs
 from sepsa.training.joint import Base, take_step
-from sepsa.training.model_parts import (
-    build_base,
-    check_forgetting,
-    find_heads,
-    refuse_head_parameters,
-    solvers_for,
-)
+from sepsa.training.model_parts import build_base, check_forgetting, find_heads, refuse_heads, solvers_for
 from sepsa.training.observation import Observation
 from sepsa.training.observe import Observations, is_collection
 from sepsa.training.observer import Observer
@@ -112,8 +106,7 @@ class SepSA(Optimizer):
         if samples_per_epoch is not None:
             samples_per_epoch = at_least("samples_per_epoch", samples_per_epoch, 1)
         heads = find_heads(model, head)
-        given: Any = base
-        if isinstance(given, SepSA) or (isinstance(given, type) and issubclass(given, SepSA)):
+        if issubclass(base if isinstance(base, type) else type(base), SepSA):
             raise ValueError("base must be the body's own optimizer, got a SepSA")
         self.base = build_base(model, heads, base, base_options)
         self.model = model
@@ -369,7 +362,7 @@ class SepSA(Optimizer):
             super().add_param_group(param_group)
             return
         given = param_group["params"]
-        refuse_head_parameters(self.heads, [given] if isinstance(given, Tensor) else list(given))
+        refuse_heads(self.model, self.heads, [given] if isinstance(given, Tensor) else list(given))
         self.base.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
