@@ -540,6 +540,7 @@ SOLVERS = {name: case.make for name, case in CASES.items()}
 LABELS, HOT = torch.zeros(8, dtype=torch.long), torch.zeros(8, 1, dtype=torch.long)
 BINARY = r'\A\nUserWarning: [^\n]*first targets of the head .2. are all 0 or 1[^\n]*solver="logistic"[^\n]*\Z'
 NOT_THE_HEADS = r"differs from the output of its head '2', \(8, 2\): .* head="
+LOGITS = "differs from .*remove a sigmoid or softmax and use solver='logistic' or 'cross-entropy'"
 QUIET = r"\A\Z"
 # What is done, and a pattern of all that is seen; a warning is seen once, in however many steps.
 FURTHER = {
@@ -563,9 +564,8 @@ FURTHER = {
     "a factor after the head": (lambda: then(lambda y: 10 * y), NOT_THE_HEADS),
     "a mean after the head": (lambda: then(lambda y: y.mean(0)), NOT_THE_HEADS),
     "a dict of something else": (lambda: then(lambda y: {"logits": y + 1, "other": y[:1]}), NOT_THE_HEADS),
-    "a sigmoid": (lambda: then(torch.sigmoid), "remove the sigmoid from the model and use solver='logistic'"),
-    "a softmax": (lambda: then(lambda y: y.softmax(1)), "remove the softmax .* use solver='cross-entropy'"),
-    "a log_softmax": (lambda: then(lambda y: y.log_softmax(-1)), "remove the log_softmax .* solver='cross-entropy'"),
+    "a sigmoid": (lambda: then(torch.sigmoid), LOGITS),
+    "a log_softmax": (lambda: then(lambda y: y.log_softmax(-1)), LOGITS),
     "another linear taken for the head": (wrong_head, "differs from the output of its head 'body'"),
     "the right head": (lambda: wrong_head(head="readout"), QUIET),
     "the head's output": (lambda: then(lambda y: y), QUIET),

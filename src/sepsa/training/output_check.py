@@ -12,9 +12,6 @@ from torch.utils.hooks import RemovableHandle
 
 from sepsa.states.tree import tensors_of
 
-# Activations that may follow a head, and the solver that learns logits instead.
-ACTIVATIONS = {"sigmoid": "logistic", "softmax": "cross-entropy", "log_softmax": "cross-entropy"}
-
 
 class OutputCheck:
     """Notes the outputs of head and model in one pass, and compares them. A copy notes nothing."""
@@ -60,22 +57,13 @@ class OutputCheck:
             for rows in given
         ):
             return
-        for follows, solver in ACTIVATIONS.items():
-            values = getattr(head.detach(), follows)(*() if follows == "sigmoid" else (-1,)).reshape(-1)
-            if any(y.numel() == len(values) and torch.allclose(y.reshape(-1), values.to(y)) for y in self.model):
-                warnings.warn(
-                    f"the model returns the {follows} of its head {name!r}, but the head learns to output "
-                    f"the targets itself: remove the {follows} from the model and use "
-                    f"solver={solver!r}, whose loss takes logits",
-                    stacklevel=5,
-                )
-                return
         shapes = ", ".join(str(tuple(output.shape)) for output in self.model)
         warnings.warn(
             f"the model's output {shapes} differs from the output of its head {name!r}, "
             f"{tuple(head.shape)}: a layer follows the head (a sigmoid, a scaling, pooling), or this is not the "
-            "head. The head learns to output the targets itself: pass targets for its own output, or choose "
-            "another nn.Linear by SepSA(model, base, head=...)",
+            "head. The head learns to output the targets itself: remove a sigmoid or softmax and use "
+            "solver='logistic' or 'cross-entropy', whose losses take logits; else pass targets for the head's own "
+            "output, or choose another nn.Linear by SepSA(model, base, head=...)",
             stacklevel=5,
         )
 
