@@ -87,9 +87,10 @@ def test_a_bad_batch_leaves_body_buffers_and_moments_as_they_were(base):
 
     def step(inputs):
         optimizer.zero_grad()
-        value, finite = body.forward(inputs, y)
+        value, finite, buffers = body.forward(inputs, y)
         value.backward()
-        body.step(value.detach(), [finite])
+        with torch.no_grad():
+            body.step(value.detach(), [finite], buffers)
 
     for count in (1, 2):
         before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
@@ -123,7 +124,8 @@ def test_one_recording_serves_every_rate_of_an_optimizer_whose_steps_are_proport
         for m, optimizer in ((model, one), (twin, two)):
             optimizer.zero_grad()
             mse_loss(m(x), y).backward()
-        body.step(torch.zeros(()), [finite])
+        with torch.no_grad():
+            body.step(torch.zeros(()), [finite], [])
         two.step()
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)

@@ -21,8 +21,10 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 class BodyStep:
     """Forward and backward pass, and the body's step, as they are or compiled by torch when they are first called.
 
-    After a batch that is not finite the step restores the buffers, and the body with its optimizer's state. `scales`
-    are the rates of the optimizer's groups by which the changes of their parameters are multiplied; None: by nothing.
+    `forward(inputs, targets)` returns the loss, whether it is finite, and copies of the buffers. After the backward
+    pass `step(loss, flags, copies)`, under no_grad, records the loss and moves the body; where a flag is false, it
+    restores the buffers, and the body with its optimizer's state. `scales` are the rates of the optimizer's groups by
+    which the changes of their parameters are multiplied; None: by nothing.
     """
 
     def __init__(
@@ -71,24 +73,12 @@ class BodyStep:
         # One kernel for several tensors: a launch costs more than the work on a small one.
         one: Any = {"dynamic": False, "options": {"combo_kernels": True}}
         self.fetch: Any = fetch
-        self._forward: Any = forward
-        self._step: Any = step
+        self.forward: Any = forward
+        self.step: Any = step
         if compiled:
             self.fetch = torch.compile(with_own_code(fetch), **one)
-            self._forward = torch.compile(with_own_code(forward), fullgraph=True, dynamic=False)
-            self._step = torch.compile(with_own_code(step), **one)
-        self._before: list[Tensor] = []
-
-    def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss, and whether it is finite."""
-        loss, finite, self._before = self._forward(inputs, targets)
-        return loss, finite
-
-    def step(self, loss: Tensor, flags: list[Tensor]) -> None:
-        """Run the body's step, undone where a flag is false, and record the loss and the flags."""
-        with torch.no_grad():
-            self._step(loss, flags, self._before)
-        self._before = []
+            self.forward = torch.compile(with_own_code(forward), fullgraph=True, dynamic=False)
+            self.step = torch.compile(with_own_code(step), **one)
 
 
 def is_recorded(tensor: Tensor) -> bool:

@@ -12,7 +12,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from functools import reduce
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -173,7 +173,7 @@ class GraphStep:
             exchange.broadcast_first(process_group, (*model.parameters(), *model.buffers()))
             observer.ranks.start_together(process_group)
         self.model, self.optimizer, self.loss_fn, self.observer = model, optimizer, loss_fn, observer
-        self.solver = None if observer is None else cast(Capturable, observer.solver)
+        self.solver: Any = None if observer is None else observer.solver  # a `Capturable`
         self.inputs, self.targets = torch.zeros_like(inputs), torch.zeros_like(targets)
         device = inputs.device
         # One stream for warm-up and recording, so that autograd's nodes stay on it.
@@ -265,7 +265,7 @@ class GraphStep:
 
     def _prepare(self) -> tuple[Hashable, ...]:
         """Prepare the solver. Returns what a graph fixes when it is recorded: there is one graph for each value."""
-        if self.observer is None or self.solver is None:
+        if self.observer is None:
             return (self.model.training,)
         head = "frozen" if self.observer.is_frozen() else self.solver.prepare_capture()
         return self.model.training, self.observer.head_fraction, head
@@ -277,25 +277,26 @@ class GraphStep:
         """
         self._clear_gradients()
         body, finishes = self.body, False
-        if self.observer is None or self.solver is None:
-            loss, *flags = body.forward(inputs, targets)
+        if self.observer is None:
+            loss, finite, buffers = body.forward(inputs, targets)
+            flags = [finite]
         else:
             observation = Observation(self.observer, targets)
             observation.captured, observation.group, observation.samples = True, self.process_group, len(inputs)
             with observation:
-                loss, *flags = body.forward(inputs, targets)
-            if observation.finite is not None:
-                flags.append(observation.finite)
+                loss, finite, buffers = body.forward(inputs, targets)
+            flags = [finite] if observation.finite is None else [finite, observation.finite]
             finishes = not observation.idle
             if finishes:  # in parallel with the backward pass, which does not need it
                 self.finish_stream.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(self.finish_stream):
                     self.solver.finish_captured()
-        loss.backward(self._one.to(loss.dtype).expand_as(loss))  # type: ignore[no-untyped-call]
+        loss.backward(self._one.to(loss.dtype).expand_as(loss))
         if self.process_group is not None:
             exchange.average_gradients(self.process_group, self.model.parameters())
             flags = [exchange.on_all_ranks(self.process_group, reduce(torch.logical_and, flags))]
-        body.step(loss.detach(), flags)
+        with torch.no_grad():
+            body.step(loss.detach(), flags, buffers)
         self._clear_gradients()  # an eager step after this one would add to them
         if finishes:
             torch.cuda.current_stream().wait_stream(self.finish_stream)
