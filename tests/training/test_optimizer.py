@@ -400,7 +400,7 @@ def test_a_head_that_was_changed_or_replaced_is_named():
     optimizer = SepSA(model, torch.optim.Adam)
     before = model[2].weight
     model[2].weight = nn.Parameter(torch.zeros(3, 9, dtype=before.dtype))
-    with pytest.raises(ValueError, match=r"head '2' has a weight of shape \(3, 9\) and had \(2, 9\).*make a new SepSA"):
+    with pytest.raises(ValueError, match=r"head '2' has a weight .*\[3, 9\].* and had .*\[2, 9\].*make a new SepSA"):
         optimizer.learn(inputs, targets)
     model[2].weight = before
     optimizer.learn(inputs, targets)
@@ -410,7 +410,7 @@ def test_a_head_that_was_changed_or_replaced_is_named():
     model = network()
     optimizer = SepSA(model, torch.optim.Adam)
     model[2].bias = None
-    with pytest.raises(ValueError, match=r"head '2' has a bias of shape None and had \(2,\)"):
+    with pytest.raises(ValueError, match=r"a bias of shapes \[.*, None\] and had \[.*, torch.Size\(\[2\]\)\]"):
         optimizer.learn(inputs, targets)
     later = network()
     still = SepSA(network(), torch.optim.Adam)

@@ -184,7 +184,7 @@ class Observation:
                 copy.copy_(parameter.detach())
 
     def learn_alone(self, features: Tensor) -> None:
-        """Let the head learn this process's rows that have a target."""
+        """Let the head learn `head_fraction` of this process's rows that have a target."""
         observer, targets = self.observer, self.targets
         # Reading targets on a GPU makes the host wait for the forward pass. So there the solver, which checks its
         # result, finds the first batch with missing targets, unless rows are drawn and it may not see them.
@@ -195,27 +195,22 @@ class Observation:
             look = may_be_missing(targets)
         if look:
             observer.expects_missing = self.find_observed(features)
-        try:
-            self.learn_rows(features)
-            return
-        except ValueError:
-            if self.observed is not None or not self.find_observed(features):
-                raise
-        observer.expects_missing = True
-        self.learn_rows(features)
-
-    def learn_rows(self, features: Tensor) -> None:
-        """Let the head learn `head_fraction` of the observed rows."""
-        observer, samples = self.observer, (features, self.targets, self.sample_weight)
+        samples = features, targets, self.sample_weight
         if self.observed is not None or observer.head_fraction < 1.0:
             self.check(features, observer.partial_targets)
             samples = self.draw(features)
             if not len(samples[0]):
                 return
-        if observer.epochs is None:
-            observer.solver.update(*samples)
-        else:
-            observer.epochs.update(samples, features.numel() // features.shape[-1])
+        try:
+            if observer.epochs is None:
+                observer.solver.update(*samples)
+            else:
+                observer.epochs.update(samples, features.numel() // features.shape[-1])
+        except ValueError:
+            if self.observed is not None or not self.find_observed(features):
+                raise
+            observer.expects_missing = True
+            self.learn_alone(features)
 
     def learn_together(self, group: Any, features: Tensor) -> None:
         """Let the head learn the rows of all ranks."""

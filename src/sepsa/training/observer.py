@@ -11,7 +11,6 @@ import itertools
 import warnings
 import weakref
 from collections.abc import Iterator
-from operator import attrgetter
 from threading import get_ident
 from typing import Any, NamedTuple, cast
 
@@ -26,9 +25,6 @@ from sepsa.training.epochs import Epochs
 from sepsa.training.output_check import OutputCheck
 from sepsa.training.ranks import Ranks
 
-# Attributes of an observer that a step changes.
-_COUNTERS = ("body_steps", "learned", "expects_missing")
-_counters_of = attrgetter(*_COUNTERS)
 # By the numbers of their hooks.
 _observers: weakref.WeakValueDictionary[int, Observer] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
@@ -38,7 +34,7 @@ class Checkpoint(NamedTuple):
     """What `Observer.rollback` restores."""
 
     state: Any  # the solver's checkpoint; of one that is not `Revertible`, its state and the head's parameters
-    counters: tuple[Any, ...]
+    counters: tuple[int, bool, bool]
     epochs: tuple[Any, ...]
     generator: Tensor | None  # where rows are drawn
     statistics: list[tuple[Tensor, Tensor]]  # buffers of normalization layers, and copies of them
@@ -101,11 +97,9 @@ class Observer:
         weight, bias = own_parameters(self.head)
         shapes = [weight.shape, None if bias is None else bias.shape]
         if shapes != self.shapes:
-            k = int(shapes[0] == self.shapes[0])
-            has, had = (shape and tuple(shape) for shape in (shapes[k], self.shapes[k]))
             raise ValueError(
-                f"head {self.name!r} has a {('weight', 'bias')[k]} of shape {has} and had {had} when this SepSA was "
-                "made: make a new SepSA, with a new solver, after changing a head"
+                f"head {self.name!r} has a weight and a bias of shapes {shapes} and had {self.shapes} when this SepSA "
+                "was made: make a new SepSA, with a new solver, after changing a head"
             )
         if bias is not None and bias.requires_grad is not weight.requires_grad:
             raise ValueError(
@@ -159,7 +153,7 @@ class Observer:
             state = self.solver.state_dict(), [parameter.detach().clone() for parameter in self.head.parameters()]
         return Checkpoint(
             state,
-            _counters_of(self),
+            (self.body_steps, self.learned, self.expects_missing),
             () if self.epochs is None else self.epochs.checkpoint(),
             None if self.head_fraction == 1.0 else self.generator.get_state(),
             self._statistics() if statistics and self.normalizations else [],
@@ -181,8 +175,7 @@ class Observer:
             self.solver.load_state_dict(state)
             for parameter, before in zip(self.head.parameters(), parameters, strict=True):
                 parameter.detach().copy_(before)
-        for name, value in zip(_COUNTERS, checkpoint.counters, strict=True):
-            setattr(self, name, value)
+        self.body_steps, self.learned, self.expects_missing = checkpoint.counters
         if self.epochs is not None:
             self.epochs.rollback(checkpoint.epochs)
         if checkpoint.generator is not None:

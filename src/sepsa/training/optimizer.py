@@ -271,7 +271,8 @@ class SepSA(Optimizer):
         """
         if return_std:
             return prediction.predict_with_std(self.model, self._observers, inputs, self._several)
-        return prediction.predict(self.model, self._observers, inputs)
+        with prediction.evaluating(self.model, self._observers):
+            return self.model(inputs)
 
     def detach(self) -> contextlib.AbstractContextManager[Any]:
         """Remove the hooks from the model, as to pickle the whole model without sepsa.

@@ -55,12 +55,6 @@ def evaluating(model: nn.Module, observers: Sequence[Observer]) -> Iterator[None
                 observer.hook.current = None
 
 
-def predict(model: nn.Module, observers: Sequence[Observer], inputs: Any) -> Any:
-    """The model's outputs, without learning."""
-    with evaluating(model, observers):
-        return model(inputs)
-
-
 def predict_with_std(model: nn.Module, observers: Sequence[Observer], inputs: Any, several: bool) -> Posterior:
     """The model's outputs and their standard deviations, of the outputs' shapes; an error where there are none."""
     for observer in observers:
@@ -109,8 +103,7 @@ def deviation(observer: Observer, calls: Calls, output: Any) -> Tensor:
     features, given = calls[0]
     solver: Any = observer.solver
     std: Tensor = solver.predict(features, return_std=True).std
-    same = isinstance(output, Tensor) and output.numel() == given.numel()
-    if not same or not torch.equal(output.reshape(-1), given.to(output).reshape(-1)):
+    if not (isinstance(output, Tensor) and torch.equal(output.reshape(-1), given.to(output).reshape(-1))):
         came = f"of shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
         raise ValueError(
             f"return_std needs a model that returns its head's output, got an output ({came}) that differs from that "

@@ -57,10 +57,8 @@ class Repeats:
         except (TypeError, RuntimeError, IndexError):  # sparse, bfloat16, a scalar
             return
         rows = [hash((a.tobytes(), b.tobytes())) for a, b in zip(x, y, strict=False)]
-        self.again.update(row for row in rows if row in self.first)
-        for row in rows:
-            if len(self.first) < WATCHED:
-                self.first.add(row)
+        self.again |= self.first.intersection(rows)
+        self.first.update(rows[: WATCHED - len(self.first)])
         self.found = len(self.again) >= FOUND
 
     def __reduce__(self) -> tuple[type[Repeats], tuple[()]]:
