@@ -109,7 +109,6 @@ INPUTS = Tests(
     ["tests/learner/test_inputs.py", "tests/breaking/test_states.py"],
     "missing_texts or are_encoded or (frame and first)",
 )
-STATE = Tests(["tests/states/test_schema.py"], "labels")
 ESTIMATORS = Tests(
     ["tests/interfaces/test_estimators.py", "tests/learner/test_robust.py", "tests/interfaces/test_river.py"],
     "absence or simplex or losses_fade",
@@ -241,7 +240,6 @@ MUTANTS = [
            Tests(["tests/breaking/test_states.py"])),
     Mutant("states/sealed: a changed entry", "states/sealed.py", "if new.integer(CHECKSUM) != told:", "if False:",
            Tests(["tests/interfaces/test_delayed.py"], "damaged")),
-    Mutant("states/plain: labels twice", "states/plain.py", "if len(positions) != len(labels):", "if False:", STATE),
     Mutant("interrupt: forgotten", "interrupt.py", "self.handler(_SIGINT, frame)", "pass", INTERRUPT),
     Mutant("interrupt: the second one waits", "interrupt.py", "            self.handler(number, frame)",
            "            pass", INTERRUPT),

@@ -118,8 +118,6 @@ def test_arrays_of_numbers_alone_can_have_what_is_not_finite():
     assert list(not_finite(state)) == ["state['a']", "state['b'][0]"]
 
 
-def test_labels_keep_their_positions_and_stand_once():
+def test_labels_keep_their_positions():
     labels = ["a", 1, (2, None)]
     assert unpack_labels(entry([*map(pack_label, labels)]), "n") == {"a": 0, 1: 1, (2, None): 2}
-    with pytest.raises(ValueError, match="must be distinct labels"):
-        unpack_labels(entry(["a", "b", "a"]), "n")

@@ -58,13 +58,9 @@ def unpack_label(name: str, value: Any) -> Hashable:
 
 
 def unpack_labels(state: Entries, key: str) -> dict[Hashable, int]:
-    """Distinct labels with their positions."""
+    """Labels with their positions."""
     items = state.items(key)
-    labels = [unpack_label(items.path(i), label) for i, label in enumerate(items.values)]
-    positions = {label: i for i, label in enumerate(labels)}
-    if len(positions) != len(labels):
-        raise state.damaged(key, "distinct labels", labels)
-    return positions
+    return {unpack_label(items.path(i), label): i for i, label in enumerate(items.values)}
 
 
 def packed(key: Hashable) -> str:

@@ -115,13 +115,6 @@ class Entries:
             raise self.damaged(key, "a dict", brief(self[key]))
         return Entries(self.path(key), self[key])
 
-    def texts(self, key: Any) -> list[str]:
-        """A list of distinct strings."""
-        values: list[str] = self.items(key).values
-        if not all(type(value) is str for value in values) or len(set(values)) < len(values):
-            raise self.damaged(key, "distinct texts", brief(values))
-        return values
-
     def items(self, key: Any, count: int | None = None) -> Entries:
         """The items of a list or tuple, `count` of them if given."""
         value = self[key]
