@@ -75,5 +75,8 @@ class CapturableLMS(LMS):
             self.linear.bias.copy_(torch.where(finite, bias, self.linear.bias))
         return finite
 
+    def replays(self) -> None:
+        """Any number of updates may run before the next `prepare_capture`."""
+
     def finish_captured(self) -> None:
         """Nothing is left undone."""

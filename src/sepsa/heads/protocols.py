@@ -120,6 +120,14 @@ class Capturable(Protocol):
         """
         ...
 
+    def replays(self) -> int | None:
+        """Return how many updates may run before `prepare_capture` is called again.
+
+        Returns:
+            The number of updates; None where any number may.
+        """
+        ...
+
     def finish_captured(self) -> None:
         """Do what the last `update_captured` left for later because no forward or backward pass waits for it."""
         ...

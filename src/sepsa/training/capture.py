@@ -245,8 +245,7 @@ class GraphStep:
                     )
         while len(order):
             fixed = self._prepare()
-            # How many steps may run before the solver is prepared again, where it says that; else any number.
-            count = getattr(self.solver, "replays", lambda: None)() or len(order)
+            count = (None if self.solver is None else self.solver.replays()) or len(order)
             self._replay(inputs, targets, order[:count], fixed)
             order = order[count:]
 
