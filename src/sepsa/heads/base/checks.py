@@ -135,7 +135,8 @@ def check_rows(
     dense = isinstance(targets, Tensor) and not targets.is_nested  # a nested tensor has no shape
     if len(shape) > 1 and dense and targets.ndim and targets.shape[0] != shape[0]:
         raise ValueError(f"targets must have {shape[0]} rows, as the features, got shape {tuple(targets.shape)}")
-    if is_integer(targets) and targets.shape in (shape[:-1], (*shape[:-1], 1)):
+    labels = dense and not targets.is_floating_point() and is_integer(targets)
+    if labels and targets.shape in (shape[:-1], (*shape[:-1], 1)):
         raise TypeError(
             f"targets must be floating with shape {(*shape[:-1], m)}, got {targets.dtype} {tuple(targets.shape)}: "
             + _label_cure(targets, targets.ndim == len(shape), m)
@@ -146,7 +147,8 @@ def check_rows(
         raise ValueError(
             f"targets must have shape {(*shape[:-1], m)} for these features, got {tuple(targets.shape)}{cure}"
         )
-    check_weight(linear, features, sample_weight)
+    if sample_weight is not None:
+        check_weight(linear, features, sample_weight)
 
 
 def _label_cure(labels: Tensor, column: bool, m: int) -> str:
