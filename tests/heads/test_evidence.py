@@ -62,7 +62,7 @@ def solved(x, y, prior, ridge, bias_ridge=1e-9):
     each = torch.full((K + 1,), ridge, dtype=x.dtype)
     each[-1] = bias_ridge
     state = least_squares.start(prior, each)
-    return least_squares.block_by_qr(state, joined(x), y, each, None, prior)
+    return least_squares.block_by_qr(state, joined(x), y)
 
 
 def fixed_point(x, y):
@@ -121,7 +121,7 @@ def test_a_state_says_what_its_samples_say(seed, n, k, m, bias, exponent, r, tra
     each[k:] = 1e-4
     scale = torch.randn(m, 1, generator=g, dtype=torch.float64)
     prior = scale * initial
-    state = least_squares.block_by_qr(least_squares.start(prior, each), Phi, y, each, None, prior)
+    state = least_squares.block_by_qr(least_squares.start(prior, each), Phi, y)
     found = evidence_of(state, initial, scale, n, r, bias)
     given = Phi.numpy(), y.numpy(), initial.numpy(), ridge, 1e-4 if bias else None, n, r, REFUTED
     numbers, best = reference.evidence_of(*given)
@@ -156,7 +156,7 @@ def test_another_ridge_and_prior_need_no_sample_again(seed, new, scale):
     state = least_squares.block(
         least_squares.start(prior, one), *least_squares.whiten(least_squares.start(prior, one), joined(x), y)
     )
-    changed = with_ridge(state, prior, other, scale * prior)
+    changed = with_ridge(state, other, scale * prior)
     direct = least_squares.start(scale * prior, other)
     direct = least_squares.block(direct, *least_squares.whiten(direct, joined(x), y))
     for name in ("W", "energy", "ridge_left"):
@@ -273,8 +273,7 @@ def test_heads_that_chose_different_ridges_merge_as_if_one_had_learned_all():
     one = RLS(ridge=1.0).bind(head())
     one.update(x[:40], y[:40])
     one.update(x[40:], 5 * y[40:])
-    prior, _, each = parts[0]._held.problem.prior, 0, parts[0]._held.problem.ridge
-    joint = with_ridge(one._read()[0], one._held.problem.prior, each, prior)
+    joint = with_ridge(one._read(), parts[0]._read().ridge, parts[0]._read().prior)
     torch.testing.assert_close(weights(parts[0].linear), joint.W, rtol=1e-8, atol=1e-8)
     assert parts[0].samples == 300
 
@@ -285,8 +284,7 @@ def test_what_is_unlearned_was_never_learned():
     solver.unlearn(x[100:], y[100:])
     other = RLS(ridge="evidence").bind(head())
     other.update(x[:100], y[:100])
-    problem = solver._held.problem
-    state = with_ridge(other._read()[0], other._held.problem.prior, problem.ridge, problem.prior)
+    state = with_ridge(other._read(), solver._read().ridge, solver._read().prior)
     torch.testing.assert_close(weights(solver.linear), state.W, rtol=1e-7, atol=1e-7)
 
 
@@ -334,7 +332,7 @@ def test_small_features_lose_no_digits(unit, bias, dtype):
     start = join(linear)
     solver = batched(RLS(ridge="evidence", dtype=dtype).bind(linear), unit * x, y, batch=1)
     Phi = joined(unit * x) if bias else unit * x
-    each = solver._held.problem.ridge.double()
+    each = solver._read().ridge.double()
     truth = ridge_regression(Phi, y, each, solver._choice.scale.double() * start)
     with torch.no_grad():
         error = float((linear(unit * x) - Phi @ truth.T).abs().max() / y.abs().max())
@@ -361,7 +359,7 @@ def test_a_head_that_starts_after_zeros_is_ridge_regression():
     start = weights(linear)
     solver = batched(RLS(ridge="evidence").bind(linear), 1e-3 * x, y, batch=1)
     assert solver.ridge_now < evidence.START
-    truth = ridge_regression(joined(1e-3 * x), y, solver._held.problem.ridge, start)
+    truth = ridge_regression(joined(1e-3 * x), y, solver._read().ridge, start)
     torch.testing.assert_close(weights(linear), truth, rtol=1e-7, atol=1e-9)
 
 
@@ -374,7 +372,7 @@ def test_a_head_starts_once(bias):
     start = join(linear)
     solver = batched(RLS(ridge="evidence").bind(linear), x, y, batch=1)
     Phi = joined(x) if bias else x
-    truth = ridge_regression(Phi, y, solver._held.problem.ridge, start)
+    truth = ridge_regression(Phi, y, solver._read().ridge, start)
     torch.testing.assert_close(join(linear), truth, rtol=1e-9, atol=1e-9)
 
 
@@ -394,7 +392,7 @@ def test_small_features_with_an_offset_keep_their_digits(batch):
     start = weights(linear)
     solver = batched(RLS(ridge="evidence").bind(linear), x, y, batch=batch)
     scale = solver._choice.scale
-    truth = ridge_regression(joined(x - x.mean(0)), y, solver._held.problem.ridge, scale * start)  # but for the bias
+    truth = ridge_regression(joined(x - x.mean(0)), y, solver._read().ridge, scale * start)  # but for the bias
     with torch.no_grad():
         found = linear(x) - linear(x).mean(0)
     truth = (x - x.mean(0)) @ truth[:, :K].T
@@ -437,9 +435,6 @@ def test_a_delta_since_a_mark_survives_another_ridge_and_scale(first, unit):
     assert first or solver.ridge_now != then
     twin.merge(Delta.from_bytes(solver.delta_since(mark).to_bytes()))
     assert twin.samples == 300
-    state = with_ridge(
-        twin._read()[0], twin._held.problem.prior, solver._held.problem.ridge, solver._held.problem.prior
-    )
-    known = solver._read()[0].W
+    state, known = with_ridge(twin._read(), solver._read().ridge, solver._read().prior), solver._read().W
     torch.testing.assert_close(state.W / known, torch.ones_like(known), rtol=1e-6, atol=0)
     torch.testing.assert_close(state.energy, solver.objective(), rtol=1e-6, atol=0)

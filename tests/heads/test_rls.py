@@ -147,6 +147,22 @@ def test_loss_and_gradient_are_those_of_torch(shape, dtype):
         assert torch.equal(mine, theirs)
 
 
+@pytest.mark.parametrize("options", [{}, {"forgetting": 0.9}, {"ridge": "evidence"}])
+def test_updates_and_captured_updates_follow_each_other_at_once(options):
+    """Neither asks for the state, a checkpoint or a copy between them."""
+    (one, linear), (two, other) = make(4, 2, **options), make(4, 2, **options)
+    for step in range(12):
+        x, y = torch.randn(3, 4, dtype=torch.float64), torch.randn(3, 2, dtype=torch.float64)
+        if step % 3:
+            one.prepare_capture()
+            assert one.update_captured(x, y)
+        else:
+            one.update(x, y)
+        two.update(x, y)
+    torch.testing.assert_close(linear.weight, other.weight, rtol=1e-7, atol=1e-9)
+    assert one.steps == two.steps == 12
+
+
 # ---------------------------------------------------------------------- merge, unlearn, predict
 
 

@@ -588,8 +588,8 @@ def test_recorded_updates_are_those_of_torch(n, k, m, lam, small, dtype, bias, m
         two.update(x, y, weight)
         with force("torch"):  # never recorded
             one.update(x, y, weight)
-    assert not one._held.backend.in_place
-    assert two._held.backend.in_place
+    assert not one._backend.in_place
+    assert two._backend.in_place
     assert one.steps == two.steps == 30
     torch.testing.assert_close(two.samples, one.samples)
     tolerance = {"rtol": 1e-6, "atol": 1e-7} if dtype == torch.float64 else {"rtol": 1e-3, "atol": 1e-4}
@@ -611,7 +611,7 @@ def test_a_recorded_update_refuses_a_bad_batch_and_changes_nothing(lam, n, k, sm
     x, y = torch.randn(n, k, device="cuda"), torch.randn(n, 2, device="cuda")
     for _ in range(12):
         solver.update(x, y)
-    assert solver._held.backend.in_place
+    assert solver._backend.in_place
     before, weight, version = solver.state_dict(), linear.weight.clone(), linear.weight._version
     (x if where == "features" else y)[-1, 0] = bad
     with pytest.raises(ValueError, match=f"{where} must be finite"):
@@ -644,7 +644,7 @@ def test_recordings_are_few_and_one_not_used_for_long_makes_room():
     for n in (5, 6, 7, 8, 9):
         for _ in range(4):
             solver.update(torch.randn(n, 20, device="cuda"), torch.randn(n, 2, device="cuda"))
-    recorded = solver._held.backend.recorder.recordings
+    recorded = solver._backend.recorder.recordings
     assert sorted(n for n, *_ in recorded) == [5, 6, 7, 8]
     for _ in range(260):
         solver.update(torch.randn(9, 20, device="cuda"), torch.randn(9, 2, device="cuda"))

@@ -1,7 +1,4 @@
-"""The rows that restore forgotten ridge by the rule of `sepsa.restoration`, as tensors.
-
-They are √q e_j with the prior as their target, where q is what coordinate j lacks; symbols as in `least_squares`.
-"""
+"""The ridge that forgetting has taken and the rule of `sepsa.restoration` gives back, as tensors; that of the bias."""
 
 from __future__ import annotations
 
@@ -37,19 +34,6 @@ def count_of(at: Coordinates) -> int:
 def lacking(ridge_left: Tensor, ridge: Tensor, at: Coordinates) -> Tensor:
     """q (c,): the ridge that the coordinates `at` lack."""
     return (ridge[at] - ridge_left[at]).clamp(min=0)
-
-
-def ridge_rows(T: Tensor, W: Tensor, q: Tensor, at: Coordinates, prior: Tensor) -> tuple[Tensor, Tensor]:
-    """F (p, c) and E (c, m) of the rows √q e_j with the prior as target, which restore the coordinates `at`."""
-    scale = q.sqrt()
-    return T[:, at] * scale, ((prior[:, at] - W[:, at]) * scale).T
-
-
-def restored(ridge_left: Tensor, ridge: Tensor, at: Coordinates) -> Tensor:
-    """The ridge (p,) of each coordinate once those `at` have had their turn."""
-    ridge_left = ridge_left.clone()
-    ridge_left[at] = ridge[at]
-    return ridge_left
 
 
 def bias_bounds(bias_ridge: BiasRidge, dtype: torch.dtype) -> tuple[float, float]:

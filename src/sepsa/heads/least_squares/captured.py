@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sepsa.heads.base.parameters import rows
 from sepsa.heads.base.ridge import coordinates, due
@@ -22,53 +22,42 @@ from sepsa.heads.least_squares.math import (
     whiten,
 )
 from sepsa.heads.run.capture import CapturedHead
-from sepsa.heads.run.choose import Counters, Problem
 
 
 class CapturedState(CapturedHead):
     """The tensors that a recording writes to. Symbols as in `least_squares`; H is the identity."""
 
     name, solver = "captured", "least squares"
+    rows, location = 0, ()  # no update outside of a graph finds its backend in this one
 
-    def __init__(self, problem: Problem, state: LeastSquaresState) -> None:
-        super().__init__(problem.linear, state.W)
-        self.prior, self.ridge = problem.prior, problem.ridge
-        self.energy, self.ridge_left = torch.zeros_like(state.energy), torch.zeros_like(state.ridge_left)
+    def __init__(self, linear: nn.Linear, state: LeastSquaresState) -> None:
+        super().__init__(linear, state.W)
+        energy, left, prior, ridge = (torch.zeros_like(part) for part in state[2:6])
+        # But for what the device counts:
+        self.now = LeastSquaresState(self.T, self.W, energy, left, prior, ridge, None, np.zeros(5))
         self.tally = torch.zeros(3, dtype=torch.float64, device=state.W.device)  # updates, samples, cursor
         self.fading = torch.ones_like(self.tally[:2])  # λ and 1/√λ: the same graph serves any λ
-        self.counters: Counters = np.zeros(5)  # as the host read them last
         self.lam, self.count = 1.0, 0  # λ on the host, and the coordinates that get their ridge back in an update
 
-    @property
-    def state(self) -> LeastSquaresState:
-        """The tensors as a state, without waiting for the device."""
-        return LeastSquaresState(self.T, self.W, None, self.energy, self.ridge_left)
-
-    def read(self) -> tuple[LeastSquaresState, Counters]:
-        """The state and its counters, as the device has them."""
+    def read(self) -> LeastSquaresState:
+        """The state, as the device has it."""
         self.finish()
         self.warn_of_refusals()
         steps, samples, cursor = self.tally.tolist()
-        return self.state, np.array([steps, samples, cursor % len(self.T), 0.0, 0.0])
+        return self.now._replace(counters=np.array([steps, samples, cursor % len(self.T), 0.0, 0.0]))
 
-    def load(self, state: LeastSquaresState, counters: Counters) -> None:
-        """Continue from this state, which may have something gathered in H."""
-        state = fade(state, 1.0)
-        for name in ("T", "W", "energy", "ridge_left"):
-            getattr(self, name).copy_(getattr(state, name))
-        self.tally.copy_(torch.as_tensor(counters[[STEPS, SAMPLES, CURSOR]]))
-
-    def penalize(self, prior: Tensor, ridge: Tensor) -> None:
-        """Restore these ridges (p,) about this prior (m, p) from now on, in place: recordings know both."""
-        self.prior.copy_(prior)
-        self.ridge.copy_(ridge)
+    def load(self, state: LeastSquaresState) -> None:
+        """Continue from this state, which may have something gathered in H, in place: recordings know all tensors."""
+        for mine, other in zip(self.now[:6], fade(state, 1.0)[:6], strict=True):
+            mine.copy_(other)
+        self.tally.copy_(torch.as_tensor(state.counters[[STEPS, SAMPLES, CURSOR]]))
 
     def forget(self, lam: float) -> tuple[Hashable, ...]:
         """Set the forgetting of later updates. Returns what a recording of them depends on."""
         if lam != self.lam:
             self.lam, self.count = lam, due(len(self.T), lam)
             self.fading.copy_(torch.tensor([lam, lam**-0.5], dtype=torch.float64))
-        return (self.count,)
+        return *self.place, self.count
 
     def update(self, features: Tensor, targets: Tensor) -> Tensor:
         """Learn rows; returns whether they were finite (0-d).
@@ -84,14 +73,14 @@ class CapturedState(CapturedHead):
         Phi, Y = rows(self.linear, x, self.Z.dtype), y.to(self.Z.dtype)
         at = coordinates(p, count, self.tally[2].long(), x.device) if count else None
         lam = self.fading[0] if count else 1.0
-        faded = fade(self.state, lam)
+        faded = fade(self.now, lam)
         F, E = whiten(faded, Phi, Y)
-        new = learn_rows(faded, F, E, self.ridge, at, self.prior)
+        new = learn_rows(faded, F, E, at)
         head, size = new.W.to(self.weight.dtype), F.square().sum()
         fits = size <= (CAPTURED_LIMIT if n > 1 else CAPTURED_ROW_LIMIT)
         finite = new.T.sum().isfinite() & head.isfinite().all() & fits
         self.too_large.add_(~fits & size.isfinite())
-        self.keep(self.state, new, finite)
+        self.keep(self.now[:4], new[:4], finite)
         self.tally[1].mul_(torch.where(finite, lam, 1.0))
         learned = finite.double()
         self.tally.add_(torch.stack([learned, learned * n, learned * count]))

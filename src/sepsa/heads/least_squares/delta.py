@@ -1,25 +1,29 @@
-"""`Delta`: what a head learned between two moments at forgetting 1, as rows for another head, and as bytes."""
+"""`Delta`: what a head learned between two moments at forgetting 1, as rows for another head, and as bytes.
+
+Symbols as in `least_squares.math`; R with RᵀR = A is the inverse of Tᵀ. Nothing is subtracted from a larger number: the
+rows follow from the share 1 - s of the present curvature that is new since the mark, and another head learns them as
+rows.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sepsa.heads.least_squares import evidence
-from sepsa.heads.least_squares.difference import difference
 from sepsa.heads.least_squares.evidence import Choice
-from sepsa.heads.least_squares.math import SAMPLES, STEPS, LeastSquaresState, block_by_qr, fade, start
-from sepsa.heads.least_squares.state import MOST_STEPS, read_root
+from sepsa.heads.least_squares.math import LeastSquaresState, block_by_qr, fade, square_root, start
+from sepsa.heads.least_squares.state import MOST_STEPS, read
 from sepsa.heads.protocols import NotFinite
 from sepsa.states.objects import Saves, rebuilt_as
 from sepsa.states.schema import Entries, kind_of
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+# The largest relative error of a difference.
+_LARGEST_ERROR = {torch.float64: 1e-6, torch.float32: 1e-3}
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,69 +109,73 @@ def since(
     mark: dict[str, Any] | None,
     linear: nn.Linear,
     now: LeastSquaresState,
-    counters: NDArray[np.float64],
-    prior: Tensor,
+    initial: Tensor,
     ridge: Tensor,
     choice: Choice | None,
 ) -> Delta:
     """What `now` has learned since `mark`, a state of the same head; None: since it was bound.
 
-    `prior` and `ridge` are those at that time; `choice` is what evidence has chosen since, where it does.
+    `initial` and `ridge` are prior and ridge at that time; `choice` is what evidence has chosen since, where it does.
     """
-    about = prior if choice is None else prior * choice.scale
-    before, unit, lost = start(about, now.ridge_left), 1.0 if choice is None else choice.unit, 0.0
-    samples, steps = float(counters[SAMPLES]), int(counters[STEPS])
+    before, unit, lost = start(now.prior, now.ridge_left), 1.0 if choice is None else choice.unit, 0.0
+    steps, samples = now.counters[:2].tolist()
     if mark is not None:
-        before, then, settings = read_root(mark, linear, prior)
+        then, settings = read(mark, linear, initial)
         chosen = choice is not None and settings.by_evidence is not None
-        if (
-            not torch.equal(settings.prior, prior)
-            or not (chosen or torch.equal(before.ridge_left, ridge))
-            or settings.forgetting != 1
-        ):
+        same_ridge = chosen or torch.equal(then.ridge_left, ridge)
+        if not torch.equal(settings.initial, initial) or not same_ridge or settings.forgetting != 1:
             raise ValueError(
                 "mark must be a state_dict() of this head, got one with another prior, ridge or forgetting: "
                 "take the mark after bind() and before the samples that are to be merged"
             )
+        steps_then, samples_then = then.counters[:2].tolist()
         squares = samples * unit
-        samples, steps = samples - float(then[SAMPLES]), steps - int(then[STEPS])
-        if chosen and then[STEPS]:
-            was = prior * settings.scale[:, None]
-            lost = torch.finfo(now.T.dtype).eps * float((before.ridge_left / now.ridge_left).max())
-            before = evidence.with_ridge(before, was, now.ridge_left, about)
-            squares -= float(then[SAMPLES]) * (settings.by_evidence or (0.0, 1.0))[1]
+        samples, steps = samples - samples_then, steps - steps_then
+        if not chosen:
+            before = then
+        elif steps_then:
+            lost = torch.finfo(now.T.dtype).eps * float((then.ridge_left / now.ridge_left).max())
+            before = evidence.with_ridge(then, now.ridge_left, now.prior)
+            squares -= samples_then * (settings.by_evidence or (0.0, 1.0))[1]
         if chosen:
-            before = before if then[STEPS] else start(about, now.ridge_left)
             unit = squares / samples if samples > 0 and squares > 0 else 1.0
     rows = difference(before, now, lost)
     if samples < 0 or steps < 0:
         raise ValueError(
-            f"mark: the head has learned fewer samples or updates than it had then ({samples:g} and {steps} since): "
+            f"mark: the head has learned fewer samples or updates than it had then ({samples:g} and {steps:g} since): "
             "samples were unlearned since, or the mark is a later state than this one"
         )
-    features, targets, energy = (part.to(prior.dtype).cpu() for part in rows)
-    return Delta(features, targets, energy, samples, steps, prior.cpu(), ridge.cpu(), unit)
+    features, targets, energy = (part.to(initial.dtype).cpu() for part in rows)
+    return Delta(features, targets, energy, samples, int(steps), initial.cpu(), ridge.cpu(), unit)
 
 
-def learn(root: LeastSquaresState, delta: Delta, prior: Tensor, ridge: Tensor, head: torch.dtype) -> LeastSquaresState:
-    """The state that has learned `delta` too, H = I, with a W that fits into the dtype of the head."""
-    if delta.prior.shape != prior.shape:
+def learn(
+    state: LeastSquaresState, delta: Delta, initial: Tensor, ridge: Tensor, head: torch.dtype
+) -> LeastSquaresState:
+    """The state that has learned `delta` too, H = I, with a W that fits into the dtype of the head.
+
+    `initial` and `ridge` are prior and ridge before any sample, in which both must agree.
+    """
+    if delta.prior.shape != initial.shape:
         raise ValueError(
-            f"other must have a head of shape {tuple(prior.shape)}, got {tuple(delta.prior.shape)}: "
+            f"other must have a head of shape {tuple(initial.shape)}, got {tuple(delta.prior.shape)}: "
             "outputs and features, of which the bias is one"
         )
-    if delta.prior.dtype != prior.dtype:
+    if delta.prior.dtype != initial.dtype:
         raise ValueError(
-            f"other must compute in {prior.dtype}, as this head does, got {delta.prior.dtype}: give both RLS one dtype"
+            f"other must compute in {initial.dtype}, as this head does, got {delta.prior.dtype}: "
+            "give both RLS one dtype"
         )
-    if not torch.equal(delta.ridge, ridge.cpu()) or not torch.equal(delta.prior, prior.cpu()):
+    if not torch.equal(delta.ridge, ridge.cpu()) or not torch.equal(delta.prior, initial.cpu()):
         raise ValueError(
             f"other must have started from the same prior, ridge {words(ridge)} and the same initial weights, "
             f"got ridge {words(delta.ridge)} and its own: bind both to copies of one head before they learn"
         )
-    Phi, Y, energy = (part.to(root.T) for part in (delta.features, delta.targets, delta.energy))
-    new = block_by_qr(fade(root, 1.0), Phi, Y, ridge, None, prior)
-    new = new._replace(energy=new.energy + energy)
+    Phi, Y, energy = (part.to(state.T) for part in (delta.features, delta.targets, delta.energy))
+    new = block_by_qr(fade(state, 1.0), Phi, Y)
+    steps, samples, cursor, _, _ = state.counters
+    counters = np.array([steps + delta.steps, samples + delta.samples, cursor, 0.0, 0.0])
+    new = new._replace(energy=new.energy + energy, counters=counters)
     if not all(bool(torch.isfinite(part).all()) for part in (new.W.to(head), new.T, new.energy)):
         raise NotFinite("other: what it learned is too large to be added to this head: rescale features and targets")
     return new
@@ -177,3 +185,65 @@ def words(ridge: Tensor) -> str:
     """The ridge of the weights, and that of the bias where it has another."""
     first, last = float(ridge[0]), float(ridge[-1])
     return f"{first:g}" if first == last else f"{first:g} ({last:g} for the bias)"
+
+
+def difference(
+    before: LeastSquaresState, now: LeastSquaresState, known_lost: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Features (r, p), targets (r, m) and the error (m,) beyond them of what `now` learned since `before`, of whose
+    curvature the share `known_lost` may be wrong.
+    """
+    dtype = now.T.dtype
+    now, before = (root._replace(T=square_root(root), H=None).map(wide) for root in (now, before))
+    (R, lost), (R_mark, lost_mark) = inverse(now.T), inverse(before.T)
+    T, W = now.T, now.W
+    noise = known_lost
+    if noise <= _LARGEST_ERROR[dtype]:
+        rounding = torch.finfo(dtype).eps * (len(T) + max(condition(T), condition(before.T)))
+        noise = max(rounding, lost + lost_mark, known_lost)
+    if not noise <= _LARGEST_ERROR[dtype]:
+        raise ValueError(
+            f"the curvature has so large a condition number that a share of {noise:.3g} of what was learned "
+            "could be lost: rescale the features, or let one head learn the samples of both"
+        )
+    # T A_mark Tᵀ = Q diag(s) Qᵀ, so that 1 - s is the share of the present curvature that is new.
+    X = R_mark @ T.T
+    s, Q = torch.linalg.eigh(X.T @ X)
+    new = 1 - s
+    if not bool((new > -4 * noise).all()):
+        raise ValueError(
+            f"mark: the head has less curvature than it had then (a share of {float(new.min()):.3g} is new): "
+            "samples were unlearned since, or the mark is a later state than this one"
+        )
+    moved = R_mark @ (W - before.W).T  # (p, m)
+    pull = Q.T @ (X.T @ moved)  # of the new samples, which can pull only in directions that they know something of
+    kept = new > 4 * noise
+    astray = torch.linalg.vector_norm(pull[~kept])
+    if not bool(astray <= 4 * noise**0.5 * (torch.linalg.vector_norm(R @ W.T) + now.energy.sum().sqrt())):
+        raise ValueError(
+            "the head's weights were set by something other than this solver since the mark, so they are not what it "
+            "learned: take the mark after that"
+        )
+    size = new[kept].sqrt()[:, None]
+    Phi, E = size * (Q.T[kept] @ R), pull[kept] / size
+    energy = now.energy - before.energy - moved.square().sum(0) - E.square().sum(0)
+    return Phi, Phi @ W.T + E, energy.clamp(min=0)
+
+
+def wide(part: Tensor) -> Tensor:
+    """The tensor in float64; on the CPU where it is on MPS, which has no float64."""
+    return (part.cpu() if part.device.type == "mps" else part).double()
+
+
+def condition(T: Tensor) -> float:
+    """The condition number of TᵀT with its features scaled to one length: their units cost no digits."""
+    length: Tensor = torch.linalg.vector_norm(T, dim=0)
+    return float(torch.linalg.cond(T / length)) ** 2
+
+
+def inverse(T: Tensor) -> tuple[Tensor, float]:
+    """R, the inverse of Tᵀ, and how far RTᵀ is from the identity."""
+    R: Tensor = torch.linalg.inv(T).T
+    off = R @ T.T
+    off.diagonal().sub_(1)
+    return R, float(torch.linalg.vector_norm(off))

@@ -25,10 +25,11 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from sepsa.heads.base.parameters import ridges
 from sepsa.heads.base.ridge import BiasRidge, bias_bounds
-from sepsa.heads.least_squares.math import LeastSquaresState, identity, square_root, triangular
+from sepsa.heads.least_squares.math import SAMPLES, LeastSquaresState, identity, square_root, start, triangular
 
 START = 10.0  # the ridge before the first choice,
 START_SQUARES = 1000.0  # or this many times the variance of the first features, or the square of one row, if less
@@ -185,21 +186,27 @@ def first_ridge(features: Tensor, weight: Tensor | None, dtype: torch.dtype) -> 
     return min(START, max(START_SQUARES * mean, torch.finfo(dtype).tiny ** 0.5)) if mean > 0 else START
 
 
-def ridge_of_bias(given: BiasRidge, ridge: float, dtype: torch.dtype) -> BiasRidge:
-    """The setting of the bias for this ridge of the weights: by default as small beside it as at the start."""
-    return given if given is not None else bias_bounds(None, dtype)[1] * min(1.0, ridge / START)
+def ridges_of(linear: nn.Linear, ridge: float, bias_ridge: BiasRidge, by_evidence: bool, like: Tensor) -> Tensor:
+    """The ridge (p,) of each coordinate; by evidence that of the bias is by default as small beside it as at START."""
+    if by_evidence and bias_ridge is None:
+        bias_ridge = bias_bounds(None, like.dtype)[1] * min(1.0, ridge / START)
+    return ridges(linear, ridge, bias_ridge, like)
 
 
-def started(state: LeastSquaresState, prior: Tensor, ridge: Tensor, bias: bool) -> LeastSquaresState | None:
+def started(state: LeastSquaresState, ridge: Tensor, bias: bool) -> LeastSquaresState | None:
     """The state with another ridge (p,), however much smaller; None: a feature was other than 0 before."""
-    T, left = square_root(state).clone(), state.ridge_left.clone()
-    k = len(T) - bias
-    known = 1 - left * T.square().sum(0)  # of each coordinate
-    if bool((known[:k] > torch.finfo(T.dtype).eps ** 0.5).any()):
-        return None
-    T[:, :k] *= (left[:k] / ridge[:k]).sqrt()
-    left[:k] = ridge[:k]
-    return with_ridge(LeastSquaresState(T, state.W, None, state.energy, left), prior, ridge, prior)
+    if state.counters[SAMPLES] == 0:
+        new = start(state.prior, ridge)._replace(W=state.W)
+    else:
+        T, left = square_root(state).clone(), state.ridge_left.clone()
+        k = len(T) - bias
+        known = 1 - left * T.square().sum(0)  # of each coordinate
+        if bool((known[:k] > torch.finfo(T.dtype).eps ** 0.5).any()):
+            return None
+        T[:, :k] *= (left[:k] / ridge[:k]).sqrt()
+        left[:k] = ridge[:k]
+        new = with_ridge(state._replace(T=T, H=None, ridge_left=left), ridge, state.prior)
+    return new._replace(ridge=ridge, counters=state.with_root(new.T).counters)
 
 
 def best_state(
@@ -212,17 +219,18 @@ def best_state(
     bias: bool,
     ridge_of: Callable[[float], Tensor],
 ) -> tuple[LeastSquaresState, Choice]:
-    """The state with the choice that follows from it, over and over until that is the present one, which is returned
-    itself where nothing changes.
+    """The state with the choice that follows from it, over and over until that is the present one; both are returned
+    themselves where nothing changes or a number would not be finite.
 
     `ridge_of` gives the ridges (p,) of the ridge of the weights.
     """
+    given = state, choice
     for _ in range(ROUNDS):
-        held, ridge = choice.scale.to(initial), choice.ridge / kappa
-        prior, each = initial * held, torch.full_like(state.ridge_left, ridge)
+        held, ridge = choice.scale, choice.ridge / kappa
+        each = torch.full_like(state.ridge_left, ridge)
         if bias:
             each[-1] = state.ridge_left[-1]
-        plain = with_ridge(state, prior, each, prior)  # with the noise that the residuals show
+        plain = with_ridge(state, each, state.prior)  # with the noise that the residuals show
         found = evidence_of(plain, initial, held, samples, r, bias)
         best = best_ridge(found, ridge, partial(variances_of, plain, samples, bias))
         scale = torch.where((found.scale - held).abs() > MOVED, found.scale, held)
@@ -233,19 +241,21 @@ def best_state(
         if best != ridge:
             choice = choice._replace(ridge=kappa * best)
             each = ridge_of(choice.ridge)
-        state, choice = with_ridge(state, prior, each, initial * scale), choice._replace(scale=scale)
-    return state, choice
+        state, choice = with_ridge(state, each, initial * scale), choice._replace(scale=scale)
+    finite = bool(state.T.isfinite().all() & state.W.isfinite().all())
+    return (state._replace(ridge=ridge_of(choice.ridge)), choice) if finite else given
 
 
-def with_ridge(state: LeastSquaresState, prior: Tensor, ridge: Tensor, new_prior: Tensor) -> LeastSquaresState:
-    """The state of a head that has learned the same samples with the ridge (p,) about `new_prior`; H = I.
+def with_ridge(state: LeastSquaresState, ridge: Tensor, prior: Tensor) -> LeastSquaresState:
+    """The state of a head that has learned the same samples with the ridge (p,) about another prior (m, p); H = I.
 
-    A' = A + D for D = ridge - ridge_left, and A'W' = AW - ridge_left prior + ridge new_prior.
+    A' = A + D for D = ridge - ridge_left, and A'W' = AW - ridge_left prior + ridge prior'.
     """
     T, W, left = square_root(state), state.W, state.ridge_left
     H = identity(len(T), T) + (T * (ridge - left)) @ T.T
     T = triangular(torch.linalg.cholesky_ex(H).L, T).contiguous()
-    before, after = W - prior, new_prior - W
+    before, after = W - state.prior, prior - W
     step = (left * before + ridge * after) @ T.T
     energy = state.energy - (left * before.square()).sum(1) + (ridge * after.square()).sum(1) - step.square().sum(1)
-    return LeastSquaresState(T, W + step @ T, None, energy.clamp(min=0), ridge.clone())
+    new = state.with_root(T)._replace(W=W + step @ T, energy=energy.clamp(min=0))
+    return new._replace(ridge_left=ridge.clone(), prior=prior)

@@ -21,8 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sepsa.heads.base.ridge import Coordinates, count_of, lacking, restored, ridge_rows
-from sepsa.heads.least_squares.math import LeastSquaresState, identity, inverses
+from sepsa.heads.base.ridge import Coordinates
+from sepsa.heads.least_squares.math import LeastSquaresState, identity, inverses, ridge_rows
 
 # Products of other numbers of rows are slow on a GPU.
 _ROWS = 16
@@ -69,14 +69,13 @@ def gain_and_solution(F: Tensor, E: Tensor, out: Tensor | None = None) -> BlockU
     return BlockUpdate(torch.mm(F, V, out=out), x, whitened.square().sum(0))
 
 
-def learn_ridge(state: LeastSquaresState, lam: float, ridge: Tensor, prior: Tensor, at: Coordinates) -> RidgeUpdate:
+def learn_ridge(state: LeastSquaresState, lam: float, at: Coordinates) -> RidgeUpdate:
     """The update by the ridge of the coordinates `at`, for a state that is not faded yet."""
-    faded = lam * state.ridge_left
-    f, e = ridge_rows(state.T, state.W, lacking(faded, ridge, at) / lam, at, prior)  # f by 1/√λ too
-    rows = -(-count_of(at) // _ROWS) * _ROWS
-    f = torch.nn.functional.pad(f, (0, rows - f.shape[1]))
-    e = torch.nn.functional.pad(e, (0, 0, 0, rows - len(e))) * lam**0.5
-    return RidgeUpdate(gain_and_solution(f, e), f.T @ state.T * lam**-0.5, restored(faded, ridge, at))
+    f, e, left = ridge_rows(state, lam * state.ridge_left, at, lam)  # f by 1/√λ too
+    padding = -len(e) % _ROWS
+    f = torch.nn.functional.pad(f, (0, padding))
+    e = torch.nn.functional.pad(e, (0, 0, 0, padding)) * lam**0.5
+    return RidgeUpdate(gain_and_solution(f, e), f.T @ state.T * lam**-0.5, left)
 
 
 def learn_block(
@@ -110,4 +109,4 @@ def learn_block(
         ridge_left, x, energy = ridge.ridge_left, torch.cat([ridge.rows.x, x]), energy + ridge.rows.rise
     W = torch.addmm(state.W, x.T, U)
     T.addmm_(G, U, beta=scale, alpha=-1)
-    return LeastSquaresState(T, W, None, energy, ridge_left)
+    return state._replace(W=W, energy=energy, ridge_left=ridge_left)

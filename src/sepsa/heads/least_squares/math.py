@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -27,16 +28,12 @@ from sepsa.compiled.least_squares import PENDING as PENDING
 from sepsa.compiled.least_squares import PRODUCT_LIMIT as PRODUCT_LIMIT
 from sepsa.compiled.least_squares import SAMPLES as SAMPLES
 from sepsa.compiled.least_squares import STEPS as STEPS
-from sepsa.heads.base.ridge import (
-    Coordinates,
-    coordinates,
-    count_of,
-    due,
-    lacking,
-    next_cursor,
-    restored,
-    ridge_rows,
-)
+from sepsa.heads.base.ridge import Coordinates, coordinates, count_of, due, lacking, next_cursor
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Counters: TypeAlias = "NDArray[np.float64]"  # STEPS, SAMPLES, CURSOR, PENDING and GROWTH
 
 # Up to this one a block keeps its digits also in a captured step, which can take no other route; and one row, whose
 # update squares nothing, up to the other.
@@ -77,28 +74,35 @@ def triangular(C: Tensor, X: Tensor, upper: bool = False) -> Tensor:
 
 
 class LeastSquaresState(NamedTuple):
-    """What an update changes beside its counters. H is None where it is the identity."""
+    """All that a head has learned, and what it is pulled to. H is None where it is the identity."""
 
     T: Tensor  # (p, p)
     W: Tensor  # (m, p)
-    H: Tensor | None  # (p, p)
     energy: Tensor  # (m,): the objective at its minimum
     ridge_left: Tensor  # (p,): the ridge that each coordinate has at the moment
+    prior: Tensor  # (m, p)
+    ridge: Tensor  # (p,): all of it
+    H: Tensor | None  # (p, p)
+    counters: Counters  # on the host
 
     def map(self, change: Callable[[Tensor], Tensor]) -> LeastSquaresState:
         """The state with `change` applied to every tensor."""
-        return LeastSquaresState._make(None if part is None else change(part) for part in self)
+        return LeastSquaresState._make(change(part) if isinstance(part, Tensor) else part for part in self)
 
     def copy(self) -> LeastSquaresState:
         """The state in memory of its own."""
-        mine = iter(copies([part for part in self if part is not None]))
-        return self.map(lambda _: next(mine))
+        mine = iter(copies([part for part in self if isinstance(part, Tensor)]))
+        return self.map(lambda _: next(mine))._replace(counters=self.counters.copy())
+
+    def with_root(self, T: Tensor) -> LeastSquaresState:
+        """The state with a square root of B, and nothing gathered in H."""
+        return self._replace(T=T, H=None, counters=np.array([*self.counters[:PENDING], 0.0, 0.0]))
 
 
 def start(prior: Tensor, ridge: Tensor) -> LeastSquaresState:
     """The state before any data: A = diag ridge (p,), and W the prior (m, p)."""
     T, energy = torch.diag(1 / ridge.sqrt()), prior.new_zeros(len(prior))
-    return LeastSquaresState(T, prior.clone(), None, energy, ridge.clone())
+    return LeastSquaresState(T, prior.clone(), energy, ridge.clone(), prior, ridge, None, np.zeros(5))
 
 
 def whiten(state: LeastSquaresState, Phi: Tensor, Y: Tensor) -> tuple[Tensor, Tensor]:
@@ -190,12 +194,12 @@ def gather(state: LeastSquaresState, F: Tensor, E: Tensor, lam: float = 1.0) -> 
 
     H <- λH + FFᵀ and W <- W + VᵀT with V = H⁻¹FE, because W was the minimizer before.
     """
-    T, W, H, energy, ridge_left = state
     D, rise = F @ E, (E * E).sum(0)
-    before = identity(len(T), T) if H is None else H
+    before = identity(len(F), F) if state.H is None else state.H
     H = torch.addmm(before, F, F.T, beta=lam)
     V = torch.cholesky_solve(D, torch.linalg.cholesky_ex(H).L)
-    return LeastSquaresState(T, torch.addmm(W, V.T, T), H, lam * energy + rise - (D * V).sum(0), ridge_left)
+    energy = lam * state.energy + rise - (D * V).sum(0)
+    return state._replace(W=torch.addmm(state.W, V.T, state.T), H=H, energy=energy)
 
 
 def square_root(state: LeastSquaresState) -> Tensor:
@@ -209,22 +213,37 @@ def fade(state: LeastSquaresState, lam: float | Tensor) -> LeastSquaresState:
     """A <- λA, with H = I afterwards."""
     if state.H is None and isinstance(lam, float) and lam == 1.0:
         return state
-    return LeastSquaresState(square_root(state) / lam**0.5, state.W, None, state.energy * lam, state.ridge_left * lam)
+    faded = state.with_root(square_root(state) / lam**0.5)
+    return faded._replace(energy=state.energy * lam, ridge_left=state.ridge_left * lam)
 
 
-def learn_rows(
-    state: LeastSquaresState, F: Tensor, E: Tensor, ridge: Tensor, at: Coordinates | None, prior: Tensor
-) -> LeastSquaresState:
+def ridge_rows(
+    state: LeastSquaresState, left: Tensor, at: Coordinates, lam: float = 1.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """F (p, c) and E (c, m) of rows √q e_j with the prior as target, over √λ: q is what coordinates `at` lack with a
+    ridge (p,) of `left`; and the ridge of each coordinate after them.
+    """
+    scale = (lacking(left, state.ridge, at) / lam).sqrt()
+    e = ((state.prior[:, at] - state.W[:, at]) * scale).T
+    return state.T[:, at] * scale, e, restored(left, state.ridge, at)
+
+
+def restored(left: Tensor, ridge: Tensor, at: Coordinates) -> Tensor:
+    """The ridge (p,) of each coordinate once those `at` have had their turn."""
+    left = left.clone()
+    left[at] = ridge[at]
+    return left
+
+
+def learn_rows(state: LeastSquaresState, F: Tensor, E: Tensor, at: Coordinates | None) -> LeastSquaresState:
     """Learn rows, whitened by a T that is faded already, and the ridge of `at`: fewer than about p/4 of both."""
     if at is None:
         return potter_or_block(state, F, E)
-    q = lacking(state.ridge_left, ridge, at)
     if F.shape[1] == 1 and count_of(at) < ROW_LIMIT:
         state = potter(state, F[:, 0], E[0])
         F, E = F[:, :0], E[:0]
-    f, e = ridge_rows(state.T, state.W, q, at, prior)
-    state = potter_or_block(state, torch.cat([F, f], 1), torch.cat([E, e]))
-    return state._replace(ridge_left=restored(state.ridge_left, ridge, at))
+    f, e, left = ridge_rows(state, state.ridge_left, at)
+    return potter_or_block(state, torch.cat([F, f], 1), torch.cat([E, e]))._replace(ridge_left=left)
 
 
 def potter_or_block(state: LeastSquaresState, F: Tensor, E: Tensor) -> LeastSquaresState:
@@ -252,20 +271,18 @@ def root_of(R: Tensor) -> Tensor:
     return triangular(R.T.contiguous(), identity(len(R), R)).contiguous()
 
 
-def block_by_qr(
-    state: LeastSquaresState, Phi: Tensor, Y: Tensor, ridge: Tensor, at: Coordinates | None, prior: Tensor
-) -> LeastSquaresState:
+def block_by_qr(state: LeastSquaresState, Phi: Tensor, Y: Tensor, at: Coordinates | None = None) -> LeastSquaresState:
     """Learn any number of rows of any size, and the ridge of `at`: about 4p³ + 2np² operations. T is faded already."""
-    ridge_left = state.ridge_left
+    left, ridge = state.ridge_left, state.ridge
     if at is not None:
-        scale = lacking(ridge_left, ridge, at).sqrt()
+        scale = lacking(left, ridge, at).sqrt()
         rows = scale[:, None] * identity(len(ridge), Phi)[at]
-        Phi, Y = torch.cat([Phi, rows]), torch.cat([Y, (scale * prior[:, at]).T])
-        ridge_left = restored(ridge_left, ridge, at)
+        Phi, Y = torch.cat([Phi, rows]), torch.cat([Y, (scale * state.prior[:, at]).T])
+        left = restored(left, ridge, at)
     R = torch.linalg.inv(state.T).T
     R, Z, rise = add_by_qr(R, R @ state.W.T, Phi, Y)
     W = triangular(R, Z, upper=True).T.contiguous()
-    return LeastSquaresState(root_of(R), W, None, state.energy + rise, ridge_left)
+    return state.with_root(root_of(R))._replace(W=W, energy=state.energy + rise, ridge_left=left)
 
 
 def gathers(p: int, n: int, lam: float) -> bool:
@@ -294,8 +311,6 @@ def attempt(
     F: Tensor,
     E: Tensor,
     lam: float,
-    ridge: Tensor,
-    prior: Tensor,
     cursor: int | Tensor,
 ) -> LeastSquaresState:
     """Learn Φ, Y by the route that suits their number, for |F|² up to `limit_of`."""
@@ -306,12 +321,11 @@ def attempt(
         faded = fade(state, lam)
         if faded is not state:
             F, E = whiten(faded, Phi, Y)
-        return learn_rows(faded, F, E, ridge, at, prior)
+        return learn_rows(faded, F, E, at)
     left = state.ridge_left
     if at is not None:
-        left = lam * left
-        f, e = ridge_rows(state.T, state.W, lacking(left, ridge, at), at, prior)
-        F, E, left = torch.cat([F, f], 1), torch.cat([E, e]), restored(left, ridge, at)
+        f, e, left = ridge_rows(state, lam * left, at)
+        F, E = torch.cat([F, f], 1), torch.cat([E, e])
     if gathered:
         return gather(state, F, E, lam)._replace(ridge_left=left)
     if at is not None:  # rows of zeros beside them, because products of odd sizes are slow on a GPU
@@ -320,76 +334,60 @@ def attempt(
     return block(state._replace(energy=lam * state.energy), F, E, scale)._replace(ridge_left=left)
 
 
-def advance_counters(counters: list[float], p: int, n: int, samples: float, lam: float, size: float) -> list[float]:
+def advance(counters: Counters, p: int, n: int, samples: float, lam: float, size: float) -> Counters:
     """The counters after an update by `attempt` whose |F|² was `size`."""
-    steps, seen, cursor, pending, growth = counters
+    steps, seen, cursor, pending, growth = counters.tolist()
     pending, growth = (pending + 1, lam * growth + size) if gathers(p, n, lam) else (0.0, 0.0)
-    return [steps + 1, lam * seen + samples, next_cursor(cursor, due(p, lam), p), pending, growth]
+    return np.array([steps + 1, lam * seen + samples, next_cursor(cursor, due(p, lam), p), pending, growth])
 
 
-def must_absorb(counters: list[float], p: int, lam: float, dtype: torch.dtype) -> bool:
+def must_absorb(counters: Counters, p: int, lam: float, dtype: torch.dtype) -> bool:
     """Whether H has gathered so much that T must absorb it."""
-    pending, growth = counters[PENDING], counters[GROWTH]
+    pending, growth = counters[PENDING:].tolist()
     limit = GROWTH_LIMIT if dtype == torch.float64 else GROWTH_LIMIT**0.5
-    return lam**pending * limit < 1 or growth > limit * p or pending >= PENDING_LIMIT
+    return bool(pending and (lam**pending * limit < 1 or growth > limit * p or pending >= PENDING_LIMIT))
 
 
 def learn(
-    state: LeastSquaresState,
-    counters: list[float],
-    Phi: Tensor,
-    Y: Tensor,
-    samples: float,
-    lam: float,
-    ridge: Tensor,
-    prior: Tensor,
-    head: torch.dtype,
-) -> tuple[LeastSquaresState, list[float], Tensor] | None:
-    """Learn Φ, Y by the method for their number and size; None if a value is not finite.
+    state: LeastSquaresState, Phi: Tensor, Y: Tensor, samples: float, lam: float, head: torch.dtype
+) -> LeastSquaresState | None:
+    """Learn Φ, Y by the method for their number and size; None if a value is not finite, or W in the dtype of the head.
 
-    Returns the state, its counters, and W in the dtype of the head. The host reads the values once, afterwards.
+    The host reads the values once, afterwards.
     """
     n, p = Phi.shape
-    cursor = int(counters[CURSOR])
+    cursor, dtype = int(state.counters[CURSOR]), state.T.dtype
     F, E = whiten(state, Phi, Y)
-    new = attempt(state, Phi, Y, F, E, lam, ridge, prior, cursor)
-    W = new.W.to(head)
-    norms = [torch.linalg.vector_norm(part) for part in (F, E, W.to(F.dtype))]
+    new = attempt(state, Phi, Y, F, E, lam, cursor)
+    norms = [torch.linalg.vector_norm(part) for part in (F, E, new.W.to(head).to(dtype))]
     size, error, weight = torch.stack(norms).tolist()
     size *= size
-    by_attempt = True
-    if size > limit_of(p, n, lam, F.dtype) and math.isfinite(size + error):
-        by_attempt = False
-        new = fade(state, lam)  # frees the first result, so that there are never three T in memory
-        if size > PRODUCT_LIMIT or F.dtype != torch.float64:
+    counters = advance(state.counters, p, n, samples, lam, size)
+    new = new._replace(counters=counters)
+    if size > limit_of(p, n, lam, dtype) and math.isfinite(size + error):
+        new = fade(state, lam)._replace(counters=counters)  # without the first result: never three T in memory
+        if size > PRODUCT_LIMIT or dtype != torch.float64:
             count = due(p, lam)
-            at = coordinates(p, count, cursor, F.device) if count else None
-            new = block_by_qr(new, Phi, Y, ridge, at, prior)
+            new = block_by_qr(new, Phi, Y, coordinates(p, count, cursor, F.device) if count else None)
         else:
             new = block_by_basis(new, *whiten(new, Phi, Y))
-        W = new.W.to(head)
-        weight = float(torch.linalg.vector_norm(W.to(F.dtype))) + float(new.T.sum())
+        weight = float(torch.linalg.vector_norm(new.W.to(head).to(dtype))) + float(new.T.sum())
     if not math.isfinite(size + error * error + weight):
         return None
-    counters = advance_counters(counters, p, n, samples, lam, size)
-    if not by_attempt:
-        counters[PENDING] = counters[GROWTH] = 0.0
-    elif counters[PENDING] and must_absorb(counters, p, lam, F.dtype):
-        new, counters[PENDING], counters[GROWTH] = fade(new, 1.0), 0.0, 0.0
-    return new, counters, W
+    return fade(new, 1.0) if must_absorb(new.counters, p, lam, dtype) else new
 
 
-def unlearn(
-    state: LeastSquaresState, Phi: Tensor, Y: Tensor, samples: float, seen: float, prior: Tensor, ridge: Tensor
-) -> LeastSquaresState:
-    """The state without rows of weight `samples` in all, of `seen` that were learned; H = I.
+def unlearn(state: LeastSquaresState, Phi: Tensor, Y: Tensor, samples: float) -> LeastSquaresState:
+    """The state without rows of weight `samples` in all; H = I.
 
     Subtracting from a curvature loses digits where these rows made it many orders larger. The share that is lost is
     known: eps over the smallest eigenvalue that remains of 1, times 10p or, for large rows, times |F| for the F of a
     head that knows its ridge alone, by which learning them rounded. Above UNLEARN_TOLERANCE an error is raised.
     Where the rows are all that was learned, the state is that before any data.
     """
-    T, W = square_root(state), state.W
+    T, W, prior, ridge = square_root(state), state.W, state.prior, state.ridge
+    seen, (steps, _, cursor, _, _) = float(state.counters[SAMPLES]), state.counters
+    counters = np.array([steps, max(0.0, seen - samples), cursor, 0.0, 0.0])
     F, E = Phi @ T.T, Y - Phi @ W.T
     H = identity(len(T), T) - F.T @ F
     eps = torch.finfo(T.dtype).eps
@@ -398,7 +396,7 @@ def unlearn(
     if abs(samples - seen) <= tolerance * seen and float(torch.linalg.matrix_norm(excess)) <= tolerance * len(T):
         pulled = (Y - Phi @ prior.T).T @ F @ T  # by which samples move the weights of a head that knows these alone
         if torch.allclose(moved, pulled, rtol=0.0, atol=tolerance * float(moved.abs().max() + pulled.abs().max())):
-            return start(prior, ridge)
+            return start(prior, ridge)._replace(counters=counters)
     smallest = float(torch.linalg.eigvalsh(excess)[0])  # below 0: less than the ridge alone
     C, info = torch.linalg.cholesky_ex(H)
     if int(info) or not smallest >= -tolerance or samples > (1 + tolerance) * seen:
@@ -425,5 +423,4 @@ def unlearn(
             f"targets: removing these {len(Phi)} samples would leave a sum of squared errors below 0, so they were not "
             "learned with these targets: unlearn samples with the targets and weights of their update"
         )
-    energy = energy.clamp(min=0)
-    return LeastSquaresState(T, W, None, energy, state.ridge_left)
+    return state._replace(T=T, W=W, H=None, energy=energy.clamp(min=0), counters=counters)

@@ -18,18 +18,16 @@ from __future__ import annotations
 import math
 from typing import TypeAlias
 
-import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sepsa.heads.base.parameters import follow, store
 from sepsa.heads.base.ridge import coordinates, due, next_cursor
 from sepsa.heads.least_squares import math as least_squares
 from sepsa.heads.least_squares.eager import TorchBackend
 from sepsa.heads.least_squares.large_block import RidgeUpdate, beside, learn_block, learn_ridge, together
-from sepsa.heads.least_squares.math import CURSOR, GROWTH, PENDING, LeastSquaresState
+from sepsa.heads.least_squares.math import CURSOR, PENDING, LeastSquaresState
 from sepsa.heads.run import choose
-from sepsa.heads.run.choose import Counters, Problem
 from sepsa.heads.run.record import Halves, Recorder, Recording, streams
 from sepsa.interrupt import DeferredInterrupt
 
@@ -41,22 +39,21 @@ class GraphBackend(TorchBackend):
 
     name = "graph"
 
-    def __init__(self, problem: Problem, state: LeastSquaresState, counters: Counters) -> None:
-        super().__init__(problem, state, counters.copy())
-        self.recorder = Recorder(problem.linear, answers=3)
+    def __init__(self, linear: nn.Linear, state: LeastSquaresState) -> None:
+        super().__init__(linear, state)
+        self.recorder = Recorder(linear, answers=3)
         self._H: Tensor | None = None  # the memory of H, which is not always there
 
-    def load(self, state: LeastSquaresState, counters: Counters) -> None:
+    def load(self, state: LeastSquaresState) -> None:
         """Continue from this state; memory that a recording knows stays."""
         if not self.in_place:
-            self.state, self.counters = state, counters.copy()
+            self.state = state
             return
-        T, W, _, energy, ridge_left = self.state
-        for mine, other in ((T, state.T), (W, state.W), (energy, state.energy), (ridge_left, state.ridge_left)):
-            mine.copy_(other)
-        self.state = LeastSquaresState(T, W, self._in_fixed_memory(state.H), energy, ridge_left)
-        self.counters[:] = counters
-        self.cursor.fill_(int(counters[CURSOR]))
+        mine = self.state
+        for own, other in zip(mine[:6], state[:6], strict=True):
+            own.copy_(other)
+        self.state = mine._replace(H=self._in_fixed_memory(state.H), counters=state.counters)
+        self.cursor.fill_(int(state.counters[CURSOR]))
 
     def learn(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float) -> bool:
         """Learn samples by a recording where there is one."""
@@ -70,7 +67,7 @@ class GraphBackend(TorchBackend):
         Phi, Y = recording.samples
         Phi[:, :k].copy_(features.detach().reshape(-1, k))
         Y.copy_(targets.detach().reshape(n, -1))
-        with torch.cuda.device(self.prior.device), DeferredInterrupt():
+        with torch.cuda.device(state.T.device), DeferredInterrupt():
             learned = self._replay(recording, n, forgetting)
         return self.learn_rows(Phi, Y, float(n), forgetting) if learned is None else learned
 
@@ -79,30 +76,26 @@ class GraphBackend(TorchBackend):
         size, error, most = self.recorder.look(recording)
         if not math.isfinite(size * size + error * error):
             return False
-        p, dtype = len(self.ridge), self.ridge.dtype
-        counters = least_squares.advance_counters(self.counters.tolist(), p, n, float(n), lam, size * size)
+        p, dtype = len(self.state.T), self.state.T.dtype
+        counters = least_squares.advance(self.state.counters, p, n, float(n), lam, size * size)
         fits = size * size <= least_squares.limit_of(p, n, lam, dtype)
-        if not (fits and self._is_certain(counters, most, lam, size)):
+        # What the host has seen proves that the new weights are finite, because no factor fails: H, or I + FᵀF, lies
+        # between λ^updates and what was added to it.
+        pending, growth = counters[PENDING:].tolist()
+        is_certain = (3.0 + growth + size * size) / lam**pending * p * torch.finfo(dtype).eps < 1e-2
+        if not (fits and is_certain and most < torch.finfo(self.linear.weight.dtype).max / 16):
             return None
         self.recorder.finish(recording)
-        self.counters[:] = counters
-        if counters[PENDING] and least_squares.must_absorb(counters, p, lam, dtype):
-            counters[PENDING] = counters[GROWTH] = 0.0
-            self.load(least_squares.fade(self.state, 1.0), np.array(counters))
+        self.state = self.state._replace(counters=counters)
+        if least_squares.must_absorb(counters, p, lam, dtype):
+            self.load(least_squares.fade(self.state, 1.0))
         return True
-
-    def _is_certain(self, counters: list[float], most: float, lam: float, size: float) -> bool:
-        """Whether what the host has seen proves that the new weights, of a norm of at `most` that, are finite."""
-        # No factor fails: H, or I + FᵀF, lies between λ^updates and what was added to it.
-        condition = (3.0 + counters[GROWTH] + size * size) / lam ** counters[PENDING]
-        digits = condition * len(self.ridge) * torch.finfo(self.ridge.dtype).eps
-        return digits < 1e-2 and most < torch.finfo(self.linear.weight.dtype).max / 16
 
     def _halves(self, n: int, lam: float) -> Halves:
         """What is recorded of updates of n rows."""
         self._fix_addresses()
-        state, linear, device = self.state, self.linear, self.prior.device
-        (m, p), settings = state.W.shape, (lam, self.ridge, self.prior)
+        state, linear, device = self.state, self.linear, self.state.T.device
+        m, p = state.W.shape
         Phi, Y = state.T.new_ones(n, p), state.T.new_zeros(n, m)
         count, in_place, aside = due(p, lam), p > choose.RECORDED_COPIES, streams(device)[1]
 
@@ -112,10 +105,10 @@ class GraphBackend(TorchBackend):
             if in_place and count:
                 with beside(aside):
                     at = coordinates(p, count, self.cursor, device)
-                    ridge = learn_ridge(state, *settings, at)
+                    ridge = learn_ridge(state, lam, at)
             F, E = least_squares.whiten(state, Phi, Y)
-            size, error, weight, prior = map(torch.linalg.vector_norm, (F, E, state.W, self.prior))
-            pull = self.ridge.max() * (prior + weight) ** 2 if count else 0.0
+            size, error, weight, prior = map(torch.linalg.vector_norm, (F, E, state.W, state.prior))
+            pull = state.ridge.max() * (prior + weight) ** 2 if count else 0.0
             most = weight + ((error**2 + pull) / (lam * state.ridge_left.min())).sqrt()
             self.recorder.answer(torch.stack([size, error, most]))
             if ridge is not None:
@@ -126,10 +119,10 @@ class GraphBackend(TorchBackend):
             state, F, E, ridge = work
             if in_place:
                 return learn_block(state, Phi, F, E, lam, ridge, aside)
-            return least_squares.attempt(state, Phi, Y, F, E, *settings, self.cursor)
+            return least_squares.attempt(state, Phi, Y, F, E, lam, self.cursor)
 
         def store_all(new: LeastSquaresState) -> None:
-            for mine, learned in zip(state, new, strict=True):
+            for mine, learned in zip(state[:-1], new[:-1], strict=True):
                 if mine is not None and learned is not None and learned is not mine:
                     mine.copy_(learned)
             store(linear, state.W.to(linear.weight.dtype))
@@ -142,9 +135,9 @@ class GraphBackend(TorchBackend):
         """Give the state the memory that all recordings share."""
         if self.in_place:
             return
-        state = self.read()[0].copy()
+        state = self.state.copy()
         self.state = state._replace(H=self._in_fixed_memory(state.H))
-        self.cursor = torch.tensor(int(self.counters[CURSOR]), device=self.prior.device)
+        self.cursor = torch.tensor(int(state.counters[CURSOR]), device=state.T.device)
         self.in_place = True
 
     def _in_fixed_memory(self, H: Tensor | None) -> Tensor | None:

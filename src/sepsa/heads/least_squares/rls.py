@@ -1,42 +1,32 @@
 """Recursive least squares: the stochastic Newton method of the paper's equations 12-18.
 
-The mathematics is in `math.least_squares`, whose symbols are used here; `backends.held_state` holds the state.
+The mathematics is in `least_squares.math`, whose symbols are used here; a backend holds the state.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from typing import Any, Literal, overload
+from typing import Any, ClassVar, Literal, overload
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sepsa.heads.base import checks, health
 from sepsa.heads.base.checks import check_outputs, check_rows, explain_nonfinite
 from sepsa.heads.base.head import OwnsHead, head_of, shape_words
-from sepsa.heads.base.parameters import (
-    as_outputs,
-    bias_words,
-    commit,
-    follow,
-    ridges,
-    rows_to_predict,
-    samples,
-    start,
-    store,
-)
+from sepsa.heads.base.parameters import as_outputs, bias_words, commit, follow, rows_to_predict, samples, start, store
 from sepsa.heads.least_squares import delta, evidence
 from sepsa.heads.least_squares import math as least_squares
+from sepsa.heads.least_squares import state as saved
+from sepsa.heads.least_squares.captured import CapturedState
 from sepsa.heads.least_squares.delta import Delta
-from sepsa.heads.least_squares.eager import TorchBackend
+from sepsa.heads.least_squares.eager import TorchBackend, location
 from sepsa.heads.least_squares.evidence import Choice
-from sepsa.heads.least_squares.held_state import HeldState, without_pending
 from sepsa.heads.least_squares.math import MEAN, SAMPLES, STEPS, LeastSquaresState, mse_loss
-from sepsa.heads.least_squares.state import RLSSettings, read_root, write_root
+from sepsa.heads.least_squares.state import RLSSettings
 from sepsa.heads.protocols import Posterior
-from sepsa.heads.run.choose import Counters, Problem
+from sepsa.heads.run.choose import BackendRow, UpdateSize, choose
 from sepsa.validation import in_range
 
 
@@ -98,10 +88,11 @@ class RLS(OwnsHead):
     """
 
     forgets = True  # in the next update; see `sepsa.heads.Forgets`
-    _held: HeldState
+    _backend: Any  # holds the state: a `TorchBackend`, or that of captured steps
+    _captured: CapturedState | None = None  # what recordings of captured steps write to, once there is one
+    _not_copied: ClassVar[tuple[str, ...]] = ("_captured",)
     _initial: Tensor  # (m, p): the head at `bind`
     _choice: Choice  # the ridge and the prior in use
-    _looked = -1  # the number of updates when evidence last looked at the ridge
 
     def __init__(
         self,
@@ -125,67 +116,76 @@ class RLS(OwnsHead):
         self._initial = start(linear, self.dtype)
         ones = self._initial.new_ones(linear.out_features, 1)
         self._choice = Choice(evidence.START if self.ridge == "evidence" else self.ridge, ones)
-        problem = self._problem_for(linear, self._choice)
-        self._held = HeldState(problem, least_squares.start(problem.prior, problem.ridge), np.zeros(5))
-
-    def _problem_for(self, linear: nn.Linear, choice: Choice) -> Problem:
-        """The prior and the ridges of a choice, in memory of their own."""
-        initial = self._initial = self._initial.to(linear.weight.device)
-        return Problem(linear, initial * choice.scale.to(initial.device), self._ridges(linear, choice.ridge))
+        each = self._ridges(linear, self._choice.ridge)
+        self._backend = TorchBackend(linear, least_squares.start(self._initial.clone(), each))
 
     def _ridges(self, linear: nn.Linear, ridge: float) -> Tensor:
         """The ridge (p,) of each coordinate, for one of the weights."""
-        bias = self.bias_ridge
-        if self.ridge == "evidence":
-            bias = evidence.ridge_of_bias(bias, ridge, self._initial.dtype)
-        return ridges(linear, ridge, bias, self._initial)
+        return evidence.ridges_of(linear, ridge, self.bias_ridge, self.ridge == "evidence", self._initial)
 
     def _ready(self) -> nn.Linear:
         self._read()
-        return self._held.problem.linear
+        return head_of(self)
 
-    def _read(self) -> tuple[LeastSquaresState, Counters]:
-        """The state and its counters, on the device of the head."""
-        device, held = head_of(self).weight.device, self._held
-        state, counters = held.backend.read()
-        captured = held.captured
-        if captured is not None and held.backend is captured and self.ridge == "evidence":
-            steps, captured.updates = captured.updates, int(counters[STEPS])
-            captured.counters = counters
-            self._choose_ridge(steps, self.forgetting)
-            state, counters = held.backend.read()
-        if held.problem.prior.device != device:
-            state = state.map(lambda part: part.to(device))
-            self._held = HeldState(self._problem_for(held.problem.linear, self._choice), state, counters)
-        return state, counters
+    def _located(self) -> nn.Linear:
+        self._eager()  # copies have no memory of captured steps
+        return head_of(self)
+
+    def _read(self) -> LeastSquaresState:
+        """The state, on the device of the head, with the ridge that evidence chooses after captured steps."""
+        linear, captured = head_of(self), self._captured
+        device, state = linear.weight.device, self._backend.read()
+        if captured is not None and self._backend is captured and self.ridge == "evidence":
+            earlier, captured.updates = captured.updates, int(state.counters[STEPS])
+            self._choose_ridge(state, earlier, self.forgetting)
+            state = captured.read()
+        if state.T.device != device:
+            state, scale = state.map(lambda part: part.to(device)), self._choice.scale.to(device)
+            self._initial, self._choice = self._initial.to(device), self._choice._replace(scale=scale)
+            self._backend = TorchBackend(linear, state)
+        return state
+
+    def _row(self, rows: int) -> BackendRow:
+        """The backend of an update of this many rows, in the table."""
+        return choose("least squares", UpdateSize.of(head_of(self), self._initial, rows))
 
     def _change_backend(self, rows: int) -> TorchBackend:
         """The backend of an update of this many rows, which continues from the state of the one before."""
-        state, counters = self._read()
-        return self._held.change_backend(rows, state, counters)
+        backend, row, linear = self._eager(), self._row(rows), head_of(self)
+        here = location(linear)
+        if here != backend.location or backend.name != row.backend:  # in other memory, or of another size
+            backend = row.load()(linear, backend.read())
+        backend.rows, backend.location = rows, here
+        self._backend = backend
+        return backend
 
-    def _take(self, state: LeastSquaresState, counters: Counters, choice: Choice | None = None) -> None:
-        """Make this the state, with a choice of the ridge where one is given, and its W the weights of the head."""
-        backend, linear = self._held.backend, self._held.problem.linear
+    def _eager(self) -> TorchBackend:
+        """A backend that learns outside of a graph, with the state as it is."""
+        state = self._read()
+        if self._backend is self._captured:
+            self._backend = TorchBackend(head_of(self), state.copy())
+        backend: TorchBackend = self._backend
+        return backend
+
+    def _take(self, state: LeastSquaresState, choice: Choice | None = None) -> None:
+        """Make this the state, with the choice that it has where that changed, and its W the weights of the head."""
+        backend, linear = self._backend, head_of(self)
         head = state.W.to(linear.weight.dtype)
-        chosen = None if choice is None else self._problem_for(linear, choice)
 
         def write() -> None:
-            if choice is not None and chosen is not None:
-                backend.penalize(chosen.prior, chosen.ridge)
-                self._choice, self._looked = choice, int(counters[STEPS])
-            backend.load(state, counters)
+            self._choice = choice or self._choice
+            backend.load(state)
             store(linear, head)
 
         commit(write)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the settings, without the head's weights, which are in the `nn.Linear`."""
-        state, counters = self._read()
         by_evidence = (self.noise_factor, self._choice.unit) if self.ridge == "evidence" else None
-        ridge, scale, _ = self._choice
-        settings = RLSSettings(self._initial, ridge, self.bias_ridge, self.forgetting, scale[:, 0], by_evidence)
-        return write_root(state, counters, settings)
+        state, (ridge, scale, _) = self._read(), self._choice
+        return saved.write(
+            state, RLSSettings(self._initial, ridge, self.bias_ridge, self.forgetting, scale, by_evidence)
+        )
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -197,16 +197,15 @@ class RLS(OwnsHead):
         Raises:
             ValueError: An entry is missing or wrong; the message names it and nothing changed.
         """
-        self._read()
-        linear = head_of(self)
-        state, counters, settings = read_root(state_dict, linear, self._held.problem.prior)
+        linear, prior = self._ready(), self._initial
+        state, settings = saved.read(state_dict, linear, prior)
         factor, unit = settings.by_evidence or (self.noise_factor, 1.0)
 
         def write() -> None:
-            self._initial, self._choice = settings.prior, Choice(settings.ridge, settings.scale[:, None], unit)
+            self._initial, self._choice = settings.initial, Choice(settings.ridge, settings.scale, unit)
             self.ridge = settings.ridge if settings.by_evidence is None else "evidence"
             self.bias_ridge, self.forgetting, self.noise_factor = settings.bias_ridge, settings.forgetting, factor
-            self._held = HeldState(self._problem_for(linear, self._choice), state, counters)
+            self._backend = TorchBackend(linear, state)
 
         commit(write)
 
@@ -225,12 +224,12 @@ class RLS(OwnsHead):
 
     def checkpoint(self) -> Any:
         """Return what `rollback` needs to undo the next update: references and small copies of the state."""
-        # This runs at every step, and `_read` costs as much as the copies.
-        if self._held.place != self._held.lies():
-            self._read()
-            if self._held.place:  # in other memory of the same device
-                self._change_backend(1)
-        return self._held.eager().checkpoint(), self._choice
+        backend, linear = self._backend, self.linear
+        if backend is self._captured:
+            backend = self._eager()
+        elif linear is not None and backend.location and backend.location != location(linear):  # in other memory
+            backend = self._change_backend(backend.rows)
+        return backend, backend.checkpoint(), self._choice
 
     def rollback(self, checkpoint: Any) -> None:
         """Restore the state and the head's weights as they were at a checkpoint.
@@ -239,14 +238,13 @@ class RLS(OwnsHead):
             checkpoint: The result of `checkpoint`.
         """
         self._read()
-        own, choice = checkpoint
-        backend = self._held.eager()
-        if choice is not self._choice:
-            _, prior, ridge = self._problem_for(head_of(self), choice)
-            backend.penalize(prior, ridge)
-            self._choice = choice
-        self._looked = -1
-        backend.undo(own)
+        backend, own, choice = checkpoint
+
+        def write() -> None:
+            self._backend, self._choice = backend, choice
+            backend.undo(own)
+
+        commit(write)
 
     # ------------------------------------------------------------------ what the state tells
 
@@ -254,31 +252,31 @@ class RLS(OwnsHead):
     def backend(self) -> str:
         """The backend that computes an update of one row: "compiled", "graph" (CUDA graphs) or "torch"."""
         self._read()
-        return self._held.row(1).backend
+        return self._row(1).backend
 
     @property
     def steps(self) -> int:
         """The number of updates that the head has learned."""
-        return int(self._read()[1][STEPS])
+        return int(self._read().counters[STEPS])
 
     @property
     def samples(self) -> float:
         """The number of samples that the head remembers: the sum of their weights times forgetting^age."""
-        return float(self._read()[1][SAMPLES])
+        return float(self._read().counters[SAMPLES])
 
     @property
     def ridge_left(self) -> Tensor:
         """The ridge (p,) of each coordinate at present: between half of its setting and all of it."""
-        return self._read()[0].ridge_left.clone()
+        return self._read().ridge_left.clone()
 
     def objective(self) -> Tensor:
         """Return the minimum (m,) of the objective, which the head's weights attain, one number per output."""
-        return self._read()[0].energy.clone()
+        return self._read().energy.clone()
 
     @torch.no_grad()
     def covariance(self) -> Tensor:
         """Return B (p, p), the inverse of the curvature A; a bias is the last coordinate."""
-        T = least_squares.square_root(self._read()[0])
+        T = least_squares.square_root(self._read())
         B = T.T @ T
         return (B + B.T) / 2
 
@@ -289,8 +287,8 @@ class RLS(OwnsHead):
         They are `condition`, `smallest_eigenvalue`, `effective_samples` and `dead_features`; docs/how-to/choose.md
         explains each and what to do. The cost is a singular value decomposition of a p x p matrix.
         """
-        state, counters = self._read()
-        return health.report(least_squares.square_root(state), state.ridge_left, float(counters[SAMPLES]))
+        state = self._read()
+        return health.report(least_squares.square_root(state), state.ridge_left, float(state.counters[SAMPLES]))
 
     @overload
     def predict(
@@ -312,7 +310,7 @@ class RLS(OwnsHead):
         Returns:
             Predictions (..., out_features), or a `Posterior(mean, std)` of two such tensors.
         """
-        linear, (state, _) = head_of(self), self._read()
+        linear, state = head_of(self), self._read()
         Phi, W = rows_to_predict(linear, features, state.W)
         mean = as_outputs(linear, features, Phi @ W.T)
         if not return_std:
@@ -335,7 +333,7 @@ class RLS(OwnsHead):
         Returns:
             Predictions (..., out_features).
         """
-        linear, (state, _) = head_of(self), self._read()
+        linear, state = head_of(self), self._read()
         Phi, W = rows_to_predict(linear, features, state.W)
         T, variance = self._posterior("sample", noise)
         normal = torch.randn(W.shape, dtype=W.dtype, device=W.device, generator=generator)
@@ -344,8 +342,8 @@ class RLS(OwnsHead):
 
     def _posterior(self, asked: str, noise: float | None) -> tuple[Tensor, Tensor]:
         """T and σ² (m,) of the posterior N(W, σ²TᵀT): `noise` squared, or by the errors made while learning."""
-        state, counters = self._read()
-        samples, T = float(counters[SAMPLES]), least_squares.square_root(state)
+        state = self._read()
+        samples, T = float(state.counters[SAMPLES]), least_squares.square_root(state)
         if noise is not None:
             return T, torch.full_like(state.energy, in_range("noise", noise, 0.0, math.inf) ** 2)
         if not samples:
@@ -385,87 +383,69 @@ class RLS(OwnsHead):
         """
         linear = self.linear or head_of(self)  # an error
         check_rows(linear, features, targets, sample_weight)
-        rows = features.numel() // linear.in_features
-        backend = self._held.backend_for(rows) or self._change_backend(rows)
-        lam = self.forgetting if self.forgets else 1.0
-        given = features, targets, sample_weight, lam
+        backend, rows = self._backend, features.numel() // linear.in_features
+        if backend.rows != rows or backend.location != location(linear):
+            backend = self._change_backend(rows)
+        given = features, targets, sample_weight, self.forgetting if self.forgets else 1.0
         if not (self._learn_and_choose(backend, given) if self.ridge == "evidence" else backend.learn(*given)):
             raise explain_nonfinite(features, targets, linear)
 
     def _learn_and_choose(self, backend: TorchBackend, given: tuple[Tensor, Tensor, Tensor | None, float]) -> bool:
         """Learn samples, and choose the ridge where that is due, together. False: a value is not finite."""
-        features, _, sample_weight, lam = given
-        steps, known, unit = int(backend.counters[STEPS]), float(backend.counters[SAMPLES]), self._choice.unit
-        starts, weighs = self._may_start(steps), sample_weight is not None or unit != 1.0
+        (features, _, weight, lam), counters, unit = given, backend.state.counters, self._choice.unit
+        steps, known = int(counters[STEPS]), float(counters[SAMPLES])
+        starts, weighs = self._may_start(steps), weight is not None or unit != 1.0
         if not (starts or weighs or evidence.due(steps, steps + 1, lam)):
             return backend.learn(*given)
-        start, learned = self.checkpoint() if starts else None, False
-
-        def write() -> None:
-            nonlocal learned
-            if int(backend.counters[STEPS]) == steps:  # else an interrupt came after it
-                if start is not None:
-                    self._start_ridge(evidence.first_ridge(features, sample_weight, self._initial.dtype))
-                learned = backend.learn(*given)
-                if not learned and start is not None:
-                    self.rollback(start)
-            if int(backend.counters[STEPS]) > steps and weighs:
-                omega = (torch.ones(features.shape[:-1]) if sample_weight is None else sample_weight.detach()).double()
-                self._mix_units(lam * known, unit, float(omega.sum()), float(omega.square().sum()))
-            self._choose_ridge(steps, lam)
-
-        commit(write)
+        before, learned = self.checkpoint(), False
+        try:
+            if starts:
+                self._start_ridge(features, weight)
+            learned = backend.learn(*given)
+            if learned and weighs:
+                omega = (torch.ones(features.shape[:-1]) if weight is None else weight.detach()).double()
+                self._mix_units(lam * known, float(omega.sum()), float(omega.square().sum()))
+            if learned:
+                self._choose_ridge(backend.read(), steps, lam)
+        except BaseException:
+            self.rollback(before)
+            raise
+        if not learned:
+            self.rollback(before)
         return learned
 
     def _may_start(self, steps: int) -> bool:
         """Whether the features of these updates may tell with which ridge to start."""
         return steps < evidence.FIRST and self._choice.ridge == evidence.START and self.ridge == "evidence"
 
-    def _start_ridge(self, ridge: float) -> None:
-        """Start with this ridge, where the features of all samples before were 0."""
-        if ridge == evidence.START:
-            return
-        linear, prior, _ = self._held.problem
-        state, counters = self._held.backend.read()
-        choice, each = self._choice._replace(ridge=ridge), self._ridges(linear, ridge)
-        state = state._replace(W=follow(linear, state.W))
-        if counters[SAMPLES] == 0:
-            found: LeastSquaresState | None = least_squares.start(prior, each)._replace(W=state.W)
-        else:
-            found = evidence.started(state, prior, each, linear.bias is not None)
-        if found is not None:
-            self._take(found, without_pending(counters), choice)
+    def _start_ridge(self, features: Tensor, weight: Tensor | None) -> None:
+        """Start with a ridge for these features, where those of all samples before were 0."""
+        ridge = evidence.first_ridge(features, weight, self._initial.dtype)
+        if ridge != evidence.START:
+            linear, state = head_of(self), self._backend.read()
+            state = state._replace(W=follow(linear, state.W))
+            new = evidence.started(state, self._ridges(linear, ridge), linear.bias is not None)
+            if new is not None:
+                self._take(new, self._choice._replace(ridge=ridge))
 
-    def _mix_units(self, known: float, unit: float, more: float, squares: float) -> None:
-        """Note the unit of sample weights, which was `unit` for a sum of `known`, after others of sum `more`."""
+    def _mix_units(self, known: float, more: float, squares: float) -> None:
+        """Note the unit of sample weights after others of sum `more`, where those of a sum of `known` had one."""
         if known + more > 0:
-            self._choice = self._choice._replace(unit=(known * unit + squares) / (known + more))
+            unit = (known * self._choice.unit + squares) / (known + more)
+            self._choice = self._choice._replace(unit=unit)
 
-    def _choose_ridge(self, earlier: int, lam: float) -> None:
+    def _choose_ridge(self, state: LeastSquaresState, earlier: int, lam: float) -> None:
         """Take the ridge and the prior of the largest evidence where that is due, after update number `earlier`."""
-        counters = self._held.backend.counters
         # A weight of two is a sample twice; weights below one, as normalized ones, count as many samples as there are.
-        samples, steps = float(counters[SAMPLES]) / min(self._choice.unit, 1.0), int(counters[STEPS])
-        if steps != self._looked and samples >= evidence.FIRST and evidence.due(earlier, steps, lam):
-            self._take_best_ridge(samples)
-            self._looked = steps
-
-    @torch.no_grad()
-    def _take_best_ridge(self, samples: float) -> None:
-        """Take the ridge and the prior of the largest evidence; the head remembers this many samples."""
-        (state, counters), (linear, prior, _) = self._held.backend.read(), self._held.problem
-        settings = samples, evidence.mean_weight(self.forgetting, int(counters[STEPS])), self.noise_factor
-        with torch.autocast(prior.device.type, enabled=False):
-            state, choice = evidence.best_state(
-                state,
-                self._initial,
-                self._choice,
-                *settings,
-                linear.bias is not None,
-                lambda ridge: self._ridges(linear, ridge),
-            )
-        if choice is not self._choice and all(bool(part.isfinite().all()) for part in (state.T, state.W)):
-            self._take(state, without_pending(counters), choice)
+        samples, steps = float(state.counters[SAMPLES]) / min(self._choice.unit, 1.0), int(state.counters[STEPS])
+        if samples < evidence.FIRST or not evidence.due(earlier, steps, lam):
+            return
+        linear, r = head_of(self), evidence.mean_weight(self.forgetting, steps)
+        settings = samples, r, self.noise_factor, linear.bias is not None, lambda ridge: self._ridges(linear, ridge)
+        with torch.no_grad(), torch.autocast(linear.weight.device.type, enabled=False):
+            state, choice = evidence.best_state(state, self._initial, self._choice, *settings)
+        if choice is not self._choice:
+            self._take(state, choice)
 
     # ------------------------------------------------------------------ exact at forgetting 1
 
@@ -482,16 +462,14 @@ class RLS(OwnsHead):
             ValueError: The head's curvature or its objective shows that it never learned these samples, or they are so
                 large that the result would be wrong by more than a millionth; nothing changed.
         """
-        linear, state, counters = self._remembering_all("unlearn")
+        linear, state = self._remembering_all("unlearn")
         check_rows(linear, features, targets, sample_weight)
         Phi, Y, total = samples(linear, features, targets, sample_weight, state.T.dtype)
         if not math.isfinite(float(Phi.square().sum() + Y.square().sum())):
             raise explain_nonfinite(features, targets, linear)
-        steps, seen, cursor, _, _ = counters
-        _, prior, ridge = self._held.problem
-        new = least_squares.unlearn(state, Phi, Y, total, seen, prior, ridge)
-        self._held.eager()
-        self._take(new, np.array([steps, max(0.0, seen - total), cursor, 0.0, 0.0]))
+        new = least_squares.unlearn(state, Phi, Y, total)
+        self._eager()
+        self._take(new)
 
     @torch.no_grad()
     def delta_since(self, mark: dict[str, Any] | None = None) -> Delta:
@@ -503,10 +481,9 @@ class RLS(OwnsHead):
         Returns:
             A `Delta`, whose size does not depend on the number of samples.
         """
-        linear, state, counters = self._remembering_all("delta_since")
-        _, prior, ridge = self._at_bind()
+        linear, state = self._remembering_all("delta_since")
         chosen = self._choice if self.ridge == "evidence" else None
-        return delta.since(mark, linear, state, counters, prior, ridge, chosen)
+        return delta.since(mark, linear, state, *self._at_bind(), chosen)
 
     @torch.no_grad()
     def merge(self, other: RLS | Delta) -> None:
@@ -520,44 +497,37 @@ class RLS(OwnsHead):
         """
         if not isinstance(other, (RLS, Delta)):
             raise TypeError(f"other must be an RLS or a Delta, which delta_since returns, got {type(other).__name__}")
-        linear, state, counters = self._remembering_all("merge")
+        linear, state = self._remembering_all("merge")
         learned = other if isinstance(other, Delta) else other.delta_since()
-        _, prior, ridge = self._at_bind()
-        steps, seen, cursor, _, _ = counters
-        self._held.eager()
-        starts, before = self._may_start(int(steps)), self.checkpoint()
+        self._eager()
+        (steps, seen), before = state.counters[:2].tolist(), self.checkpoint()
         try:
-            if starts and learned.samples > 0:
-                x = (
-                    learned.features[:, : linear.in_features]
-                    * (learned.unit * len(learned.features) / learned.samples) ** 0.5
-                )
-                self._start_ridge(evidence.first_ridge(x, None, x.dtype))
-                state = self._read()[0]
-            new = delta.learn(state, learned, prior, ridge, linear.weight.dtype)
+            if self._may_start(int(steps)) and learned.samples > 0:
+                scale = (learned.unit * len(learned.features) / learned.samples) ** 0.5
+                x = learned.features[:, : linear.in_features] * scale
+                self._start_ridge(x, None)
+                state = self._read()
+            self._take(delta.learn(state, learned, *self._at_bind(), linear.weight.dtype))
+            if self.ridge == "evidence":
+                self._mix_units(seen, learned.samples, learned.samples * learned.unit)
+                self._choose_ridge(self._read(), int(steps), 1.0)
         except BaseException:
             self.rollback(before)
             raise
-        self._take(new, np.array([steps + learned.steps, seen + learned.samples, cursor, 0.0, 0.0]))
-        if self.ridge == "evidence":
-            self._mix_units(seen, self._choice.unit, learned.samples, learned.samples * learned.unit)
-            self._choose_ridge(int(steps), 1.0)
 
-    def _at_bind(self) -> Problem:
-        """The prior and the ridges before any sample, by which two heads may be merged."""
-        if self.ridge != "evidence":
-            return self._held.problem
-        return self._problem_for(head_of(self), Choice(evidence.START, torch.ones_like(self._choice.scale)))
+    def _at_bind(self) -> tuple[Tensor, Tensor]:
+        """The prior and the ridge of each coordinate before any sample, by which two heads may be merged."""
+        return self._initial, self._ridges(head_of(self), evidence.START if self.ridge == "evidence" else self.ridge)
 
-    def _remembering_all(self, verb: str) -> tuple[nn.Linear, LeastSquaresState, Counters]:
-        """The head, its state with changes made from outside, and its counters; an error at forgetting below 1."""
-        (state, counters), linear = self._read(), head_of(self)
+    def _remembering_all(self, verb: str) -> tuple[nn.Linear, LeastSquaresState]:
+        """The head, and its state with changes made from outside; an error at forgetting below 1."""
+        state, linear = self._read(), head_of(self)
         if self.forgetting != 1.0:
             raise ValueError(
                 f"{verb} is exact only at forgetting 1, got {self.forgetting:g}: "
                 "with forgetting, a head depends on when each sample came"
             )
-        return linear, state._replace(W=follow(linear, state.W)), counters
+        return linear, state._replace(W=follow(linear, state.W))
 
     # ------------------------------------------------------------------ learning inside a CUDA graph
 
@@ -568,8 +538,15 @@ class RLS(OwnsHead):
         Returns:
             The addresses and settings on which a recording depends.
         """
-        state, counters = self._read()
-        return self._held.prepare_capture(state, counters, self.forgetting)
+        linear, state, captured = head_of(self), self._read(), self._captured
+        if captured is None or not captured.lies_in(linear):
+            captured = CapturedState(linear, state)
+        if self._backend is not captured:
+            captured.load(state)
+        captured.W.copy_(follow(linear, captured.W))
+        captured.updates = int(state.counters[STEPS])
+        self._captured = self._backend = captured
+        return captured.forget(self.forgetting)
 
     @torch.no_grad()
     def update_captured(self, features: Tensor, targets: Tensor) -> Tensor:
@@ -582,11 +559,11 @@ class RLS(OwnsHead):
         Returns:
             A boolean scalar on the device: False where a value was not finite, so that nothing was learned.
         """
-        captured = self._held.captured
-        if captured is None or self._held.backend is not captured:
+        captured = self._captured
+        if captured is None or self._backend is not captured:
             raise RuntimeError("update_captured needs prepare_capture() first")
         if self._may_start(captured.updates) and not (features.is_cuda and torch.cuda.is_current_stream_capturing()):
-            self._start_ridge(evidence.first_ridge(features, None, self._initial.dtype))
+            self._start_ridge(features, None)
         return captured.update(features, targets)
 
     def replays(self) -> int | None:
@@ -595,13 +572,12 @@ class RLS(OwnsHead):
         Returns:
             The number of updates; None where a number fixes the ridge.
         """
-        captured = self._held.captured
-        if self.ridge != "evidence" or captured is None:
+        if self.ridge != "evidence" or self._captured is None:
             return None
-        return evidence.updates_until(captured.updates, self.forgetting)
+        return evidence.updates_until(self._captured.updates, self.forgetting)
 
     @torch.no_grad()
     def finish_captured(self) -> None:
         """Compute the curvature after the last `update_captured`; no forward or backward pass reads it."""
-        if self._held.captured is not None:
-            self._held.captured.finish()
+        if self._captured is not None:
+            self._captured.finish()

@@ -146,16 +146,17 @@ def _learn(
 
 def _rank_one(memory: Any, features: Tensor, targets: Tensor) -> Tensor:
     """Learn one sample, and give as many coordinates as it forgets their ridge back; whether all was finite (0-d)."""
-    Z, count, penalty = memory.Z, memory.count, (memory.ridge_left, memory.ridge)
+    Z, count, now = memory.Z, memory.count, memory.now
+    penalty = now.ridge_left, now.ridge
     rows, p = Z.shape
     z, flag = Z.new_empty(rows * (1 + count) + count + 1), Z.new_empty((), dtype=torch.bool)
     block_r, block_c, block_t = (triton.next_power_of_2(size) for size in (rows, p, max(count, 1)))
     counted, kind = (memory.tally, memory.fading), (count, block_t)
     _project[(triton.cdiv(rows, _ROWS),)](Z, features, z, *penalty, *counted, rows, p, memory.k, *kind, block_c)
-    head = memory.weight, memory.weight if memory.bias is None else memory.bias, memory.energy
+    head = memory.weight, memory.weight if memory.bias is None else memory.bias, now.energy
     sizes = p, rows - p, memory.k, memory.bias is not None, *kind, block_r
     _learn[(triton.cdiv(p, _COLUMNS),)](
-        *(Z, z, targets, *head, *penalty, memory.prior, *counted, flag, memory.too_large, *sizes),
+        *(Z, z, targets, *head, *penalty, now.prior, *counted, flag, memory.too_large, *sizes),
         num_warps=4 if count <= 1 else 8,
     )
     return flag
@@ -191,11 +192,11 @@ def learn(memory: Any, features: Tensor, targets: Tensor) -> tuple[Tensor, Any]:
     """Learn rows in a `CapturedState`. Returns a flag (0-d), whether all was finite, and what is left to `finish`."""
     if len(features) == 1:
         return _rank_one(memory, features, targets), None
-    work = project(memory, features, memory.count, memory.tally[2])
+    work, now = project(memory, features, memory.count, memory.tally[2]), memory.now
     _look[work.programs](
-        *(*work.rows, work.sizes, readable(targets), memory.energy, memory.tally, memory.fading, memory.prior),
-        *(memory.ridge_left, memory.ridge, memory.too_large, *work.made, work.n, work.r, len(memory.T), len(memory.W)),
+        *(*work.rows, work.sizes, readable(targets), now.energy, memory.tally, memory.fading, now.prior),
+        *(now.ridge_left, now.ridge, memory.too_large, *work.made, work.n, work.r, len(now.T), len(now.W)),
         *(work.parts, *work.blocks),
     )
-    step(memory, work, memory.energy)
+    step(memory, work, now.energy)
     return work.flag, partial(finish, memory.T, work)

@@ -17,27 +17,13 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from sepsa.compiled import code
 from sepsa.heads.least_squares.math import LeastSquaresState, is_block
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-Counters: TypeAlias = "NDArray[np.float64]"
-
-
-class Problem(NamedTuple):
-    """What a backend for least squares is made for."""
-
-    linear: nn.Linear
-    prior: Tensor  # (m, p)
-    ridge: Tensor  # (p,)
 
 
 class UpdateSize(NamedTuple):
