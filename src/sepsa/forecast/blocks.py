@@ -333,7 +333,7 @@ class BlockModel:
 def shared(learner: SepSARegressor) -> SepSARegressor:
     """Another estimator with what this one has learned."""
     other, known = SepSARegressor(), learner._learner
-    vars(other).update(vars(learner), _learner=known._replace(body=known.body.copy()))
+    other.__dict__.update(vars(learner), _learner=known._replace(body=known.body.copy()))
     return other
 
 

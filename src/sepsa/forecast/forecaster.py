@@ -124,10 +124,10 @@ class SepSAForecaster(Saves):
         if at_least("start", start, 0) >= every:
             raise ValueError(f"start must be a row of a block, 0 to {every - 1} for every={every}, got {start}")
         at_least("seed", seed, 0)
-        for name, value in (("forgetting", forgetting), ("ridge", ridge)):
-            if every > 1 and repr(value) != repr(OPTIONS[name]):
+        for name in ("forgetting", "ridge") if every > 1 else ():
+            if (given := repr(getattr(self, name))) != repr(OPTIONS[name]):
                 raise ValueError(
-                    f"{name} must be left out for every={every}, whose learner finds it by itself, got {value!r}"
+                    f"{name} must be left out for every={every}, whose learner finds it by itself, got {given}"
                 )
         self._lock = new_lock()
         self._names: list[Hashable] | None = None
@@ -516,13 +516,13 @@ class SepSAForecaster(Saves):
         if X is None:
             return None
         table, clock = read_table("X", X), self._clock
-        timed = table.times is not None and clock.grid is not None and clock.last is not None
-        for h, at in enumerate(table.times.seconds.tolist() if timed else (), 1):
-            if clock.index(at) != clock.last + h:
-                raise ValueError(
-                    f"X must have the times of the rows ahead, {clock.ahead(h)} in row {h - 1}, got "
-                    f"{clock.label(at)}: give these rows, or an array, which has no times"
-                )
+        if table.times is not None and clock.grid is not None and clock.last is not None:
+            for h, at in enumerate(table.times.seconds.tolist(), 1):
+                if clock.index(at) != clock.last + h:
+                    raise ValueError(
+                        f"X must have the times of the rows ahead, {clock.ahead(h)} in row {h - 1}, got "
+                        f"{clock.label(at)}: give these rows, or an array, which has no times"
+                    )
         return arranged("X", self._inputs, table)
 
     def _framed(self, values: Floats) -> Any:

@@ -151,7 +151,8 @@ class Window:
 
     def _rows(self, values: Floats) -> Rows:
         """Rows to learn without their forecasts, from values and inputs side by side."""
-        return Rows(*np.split(values, [self.settings.series], 1))
+        Y, E = np.split(values, [self.settings.series], 1)
+        return Rows(Y, E)
 
     def _due(self, rows: int) -> bool:
         """Whether all of so many rows are to be learned again."""
