@@ -28,7 +28,7 @@ def values_in_order(x: Any, names: Names, learner: StreamLearner | None = None) 
     """
     if type(x) is not dict:  # another mapping, as a defaultdict, may return values for keys it does not have
         return None
-    values = list(map(x.get, names))
+    values: list[Any] = list(map(x.get, names))
     try:
         if len(x) == len(names) and x and math.isfinite(sum(values, 0.0)):
             return values
