@@ -14,7 +14,7 @@ from reference import covariance_of
 from sepsa import RLS, NotFinite, SepSA
 from sepsa.learner.arithmetic import body
 from sepsa.learner.engine import Engine
-from sepsa.learner.experts.frame import OPTIONS
+from sepsa.learner.experts import frame
 from sepsa.learner.options import ACTIVATIONS, OPTIMIZERS, EngineOptions
 from sepsa.learner.stream_learner import WARM_UP, StreamLearner
 
@@ -138,7 +138,7 @@ def test_the_body_as_plain_python_in_float64_equals_torch(activation, tolerance,
     theta, widths = parameters(), np.array(hidden)
     first, second, gradient = (np.zeros(theta.size) for _ in range(3))
     values = EngineOptions(optimizer=optimizer, lr=3e-3, weight_decay=1e-3).of_kernels()
-    options = SimpleNamespace(**dict(zip(OPTIONS.fields, values, strict=True)))
+    options = SimpleNamespace(**dict(zip(frame.OPTIONS.fields, values, strict=True)))
     counts = SimpleNamespace(beta1_power=1.0, beta2_power=1.0)
     mean, scale, top = np.zeros(5), np.ones(5), hidden[-1]
     for start in range(0, len(X), batch):
