@@ -44,7 +44,8 @@ class Window:
         self.skipped: tuple[tuple[int, int], ...] = ()  # rows before which the seasons went on, and by how many rows
         self.waiting = self.first  # values and inputs of rows after a leap in time
         self.refused = 0  # of them
-        self.fit = False  # whether blocks are learned together at the end of a call
+        self.fit = False  # whether blocks are learned together at the end of a call,
+        self.ahead = False  # and whether its forecasts use inputs of later rows
 
     @property
     def rows(self) -> int:
@@ -54,7 +55,7 @@ class Window:
     def learned(self, rows: Rows, moments: Moments | None, fit: bool) -> tuple[Window, list[str]]:
         """A window that has learned further rows as well, and what is strange in them; this one stays as it is."""
         other, plan = self.placed(moments, len(rows.Y))
-        other.fit = fit
+        other.fit, other.ahead = fit, rows.ahead
         # They share a model where one call of it, which cannot fail halfway, learns these rows.
         alone = len(plan.order) == len(rows.Y) and max(plan.gaps) <= IMAGINED
         count = len(plan.gaps) + sum(plan.gaps)
@@ -142,7 +143,7 @@ class Window:
             made, quantiles = (np.full((len(each) and at[-1] + 1, *each.shape[1:]), np.nan) for each in rows[2:4])
             spaced = np.full((int(at[-1]) + 1, values.shape[1]), np.nan)
             spaced[at] = values[own]
-            self.learn(self._rows(spaced)._replace(made=made, quantiles=quantiles, ahead=rows.ahead))
+            self.learn(self._rows(spaced)._replace(made=made, quantiles=quantiles))
             for out, told in ((rows.made, made), (rows.quantiles, quantiles)):
                 if len(out):
                     out[own[own >= 0]] = told[at[own >= 0]]
@@ -152,7 +153,7 @@ class Window:
     def _rows(self, values: Floats) -> Rows:
         """Rows to learn without their forecasts, from values and inputs side by side."""
         Y, E = np.split(values, [self.settings.series], 1)
-        return Rows(Y, E)
+        return Rows(Y, E, ahead=self.ahead)
 
     def _due(self, rows: int) -> bool:
         """Whether all of so many rows are to be learned again."""
