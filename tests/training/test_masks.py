@@ -98,7 +98,8 @@ def test_the_class_index_that_torch_ignores(name):
         hot.learn(inputs[keep], probabilities, sample_weight=weight[keep])
     close(model, twin)
     close(model, third)
-    words = r"0 or 1, or prob.* got -1" if "Logistic" in name else rf"class labels in \[0, {classes - 1}\], got -1"
+    labels = rf"class labels in \[0, {classes - 1}\], got -1"
+    words = r"must be in \[0, 1\], got \[-1.0\]" if "Logistic" in name else labels
     with pytest.raises(ValueError, match=words):
         optimizer.learn(inputs, torch.full((8,), -1))
 
