@@ -19,17 +19,15 @@ from sepsa.heads.base.checks import (
     explain_nonfinite,
 )
 from sepsa.heads.base.head import OwnsHead, assign, head_of, shape_words
-from sepsa.heads.base.state_checks import read_ridges, read_solver
+from sepsa.heads.base.state_checks import read_solver, settings_of
 from sepsa.heads.cross_entropy.math import mean_loss, wrong_targets
 from sepsa.heads.least_squares.math import MEAN, mse_loss
 from sepsa.heads.quasi_newton import KEYS, LBFGSState, compact, curve, direction, moved, remember, step_size
-from sepsa.states import schema
 from sepsa.validation import at_least, in_range
 
 _LOSSES = ("squared", "cross-entropy")
 HALF_PRECISION = 1e-2  # off a sum of 1: what rounding leaves of soft labels in half precision
 _BETA = 0.8  # any value from 0.5 to 0.95 does as well
-_SETTINGS = ("loss_name", "memory", "forgetting")
 
 
 class OnlineLBFGS(OwnsHead):
@@ -71,6 +69,7 @@ class OnlineLBFGS(OwnsHead):
     """
 
     forgets = True  # in the next update; see `sepsa.heads.Forgets`
+    settings = ("loss_name", "memory", "ridge", "forgetting", "bias_ridge")
     _replaced = ("_state",)
 
     def __init__(
@@ -108,7 +107,7 @@ class OnlineLBFGS(OwnsHead):
         self._ready()
         given = ((key, getattr(self._state, key)) for key in KEYS)
         state = {key: value.clone() if isinstance(value, Tensor) else value for key, value in given}
-        return state | {name: getattr(self, name) for name in _SETTINGS} | {"ridges": [self.ridge, self.bias_ridge]}
+        return state | settings_of(self)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -120,15 +119,13 @@ class OnlineLBFGS(OwnsHead):
         Raises:
             ValueError: An entry is missing or wrong; the message names it and nothing changed.
         """
+
+        def make(loss_name: str, **others: Any) -> OnlineLBFGS:
+            return OnlineLBFGS(loss=loss_name, dtype=self.dtype, **others)
+
         linear = self._ready()
-        saved = read_solver("OnlineLBFGS", state_dict, {*KEYS, *_SETTINGS})
-        ridge, bias_ridge = read_ridges(saved.path("ridges"), saved["ridges"])
-        name, memory, forgetting = (saved[name] for name in _SETTINGS)
-        with schema.settings("state_dict"):
-            fresh = OnlineLBFGS(
-                loss=name, memory=memory, ridge=ridge, forgetting=forgetting, bias_ridge=bias_ridge, dtype=self.dtype
-            )
-        W = self._state.W
+        saved, fresh = read_solver(self, state_dict, {*KEYS}, make)
+        W, memory = self._state.W, fresh.memory
         shapes = {"A": (2, memory, W.numel()), "SY": (memory, memory), "YY": (memory, memory)}
         entries: dict[str, Any] = {}
         for key in KEYS[:8]:

@@ -1,33 +1,38 @@
-"""Checks of saved states that several head solvers share: ridges, and matrices that have a factor."""
+"""What the saved states of head solvers share: settings, the ridge in use, and matrices that have a factor."""
 
 from __future__ import annotations
 
+import copy
 import math
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sepsa.heads.base.checks import bias_setting
-from sepsa.heads.base.ridge import BiasRidge
-from sepsa.states.schema import Entries, brief, damaged, read, settings
-from sepsa.validation import in_range
+from sepsa.states.schema import Entries, read, settings
 
 # Up to this size a matrix is factorized to see whether it is regular; beyond, loading would take too long.
 FACTORIZED = 512
 
 
-def read_solver(name: str, state_dict: Any, keys: set[str]) -> Entries:
-    """The entries of a state of the solver `name`, which has the entry `ridges` and these keys."""
-    return read("state_dict", state_dict, keys | {"ridges"}, name)
+def settings_of(solver: Any) -> dict[str, Any]:
+    """The settings that a state of this solver holds, as `read_solver` expects them."""
+    return {name: copy.copy(getattr(solver, name)) for name in solver.settings}
 
 
-def read_ridges(name: str, pair: object) -> tuple[float, BiasRidge]:
-    """The ridge of the weights and that of the bias, saved as a pair in the entry `name`."""
-    if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-        raise damaged(name, "a pair: the ridge, and that of the bias", brief(pair))
-    with settings(name):
-        return in_range("ridge", pair[0], 0.0, math.inf), bias_setting(pair[1])
+def read_solver(solver: Any, state_dict: Any, keys: set[str], make: Callable[..., Any]) -> tuple[Entries, Any]:
+    """The entries of a state, which are these keys and the settings, and a solver that `make` makes of the settings."""
+    saved = read("state_dict", state_dict, {*keys, *solver.settings}, type(solver).__name__)
+    with settings("state_dict"):
+        return saved, make(**{name: saved[name] for name in solver.settings})
+
+
+def read_ridge(saved: Entries, solver: Any) -> float:
+    """The ridge of the weights that was in use: by evidence the entry `ridge_now`."""
+    now = saved.number("ridge_now", sys.float_info.min)
+    return now if solver.ridge == "evidence" else float(solver.ridge)
 
 
 def check_positive_definite(state: Entries, key: str, value: Tensor) -> None:

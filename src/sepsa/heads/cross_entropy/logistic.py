@@ -60,7 +60,7 @@ class LogisticNewton(NewtonHead):
         tensor([[1., 0.]])
     """
 
-    settings = ("forgetting", "pos_weight")
+    settings = (*NewtonHead.settings, "pos_weight")
     learns_partly = True
 
     def __init__(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sepsa.heads.base import health, parameters
 from sepsa.heads.base.checks import bias_setting, check_rows, explain_nonfinite, ridge_setting
 from sepsa.heads.base.head import OwnsHead, assign, head_of, shape_words
-from sepsa.heads.base.state_checks import check_regular, read_ridges, read_solver
+from sepsa.heads.base.state_checks import check_regular, read_ridge, read_solver, settings_of
 from sepsa.heads.cross_entropy import evidence as class_evidence
 from sepsa.heads.cross_entropy.eager import Rows, Samples, TorchBackend
 from sepsa.heads.cross_entropy.math import (
@@ -45,7 +45,7 @@ class NewtonHead(OwnsHead):
 
     learns_partly = False  # whether each output has a curvature of its own; see `sepsa.heads.LearnsPartly`
     forgets = True  # in the next update; see `sepsa.heads.Forgets`
-    settings: ClassVar[tuple[str, ...]]  # arguments that a state keeps, beside the ridges
+    settings: ClassVar[tuple[str, ...]] = ("ridge", "forgetting", "bias_ridge", "noise_factor")
     _state: CrossEntropyState
     _replaced = ("_state", "_updates", "_ridge")
     label_smoothing = 0.0
@@ -181,12 +181,8 @@ class NewtonHead(OwnsHead):
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the settings, without the head's weights, which are in the `nn.Linear`."""
         self._ready()
-        state: dict[str, Any] = {key: getattr(self._state, key).clone() for key in KEYS}
-        for name in self.settings:
-            value = getattr(self, name)
-            state[name] = list(value) if isinstance(value, list) else value
-        by_evidence = self.noise_factor if self.ridge == "evidence" else None
-        return state | {"ridges": [self._ridge, self.bias_ridge], "noise_factor": by_evidence}
+        state = {key: getattr(self._state, key).clone() for key in KEYS}
+        return state | settings_of(self) | {"ridge_now": self._ridge}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -199,15 +195,9 @@ class NewtonHead(OwnsHead):
             ValueError: An entry is missing or wrong; the message names it and nothing changed.
         """
         linear, old = self._ready(), self._state
-        saved = read_solver(type(self).__name__, state_dict, {*KEYS, *self.settings, "noise_factor"})
-        ridge, bias_ridge = read_ridges(saved.path("ridges"), saved["ridges"])
-        kind: Any = type(self)
+        saved, fresh = read_solver(self, state_dict, {*KEYS, "ridge_now"}, type(self))
+        fresh._ridge = read_ridge(saved, fresh)
         with schema.settings("state_dict"):
-            given = {name: saved[name] for name in self.settings} | {"ridge": ridge, "bias_ridge": bias_ridge}
-            if saved["noise_factor"] is not None:
-                given |= {"ridge": "evidence", "noise_factor": saved["noise_factor"]}
-            fresh = kind(**given)
-            fresh._ridge = ridge
             derived = fresh._derived(linear, old.W)
         tensors = {
             key: saved.tensor(key, tuple(was.shape), was.dtype, linear.weight.device)
@@ -304,7 +294,7 @@ class NewtonHead(OwnsHead):
         return Posterior(mean, parameters.as_outputs(linear, features, spread.sqrt().T))
 
     def __repr__(self) -> str:
-        others = ((name, getattr(self, name)) for name in self.settings[1:])
+        others = ((name, getattr(self, name)) for name in self.settings[len(NewtonHead.settings) :])
         more = "".join(f", {name}={value}" for name, value in others if value)
         more = parameters.bias_words(self.bias_ridge) + more + shape_words(self.linear)
         ridge = f"{self.ridge}, now {self._ridge:.3g}" if isinstance(self.ridge, str) else f"{self.ridge:g}"

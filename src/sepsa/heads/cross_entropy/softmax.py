@@ -65,7 +65,7 @@ class SoftmaxNewton(NewtonHead):
         True
     """
 
-    settings = ("forgetting", "label_smoothing", "class_weight")
+    settings = (*NewtonHead.settings, "label_smoothing", "class_weight")
     _not_copied = ("_captured", *NewtonHead._not_copied)  # recordings stay with the original
     _captured: CapturedSoftmax | None = None  # what recordings of captured steps write to
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sepsa.heads.least_squares import evidence
 from sepsa.heads.least_squares.evidence import Choice
 from sepsa.heads.least_squares.math import LeastSquaresState, block_by_qr, fade, square_root, start
-from sepsa.heads.least_squares.state import MOST_STEPS, read
+from sepsa.heads.least_squares.state import MOST_STEPS, SavedRLS
 from sepsa.heads.protocols import NotFinite
 from sepsa.states.objects import Saves, rebuilt_as
 from sepsa.states.schema import Entries, kind_of
@@ -106,8 +106,7 @@ class Delta(Saves):
 
 
 def since(
-    mark: dict[str, Any] | None,
-    linear: nn.Linear,
+    mark: SavedRLS | None,
     now: LeastSquaresState,
     initial: Tensor,
     ridge: Tensor,
@@ -120,10 +119,10 @@ def since(
     before, unit, lost = start(now.prior, now.ridge_left), 1.0 if choice is None else choice.unit, 0.0
     steps, samples = now.counters[:2].tolist()
     if mark is not None:
-        then, settings = read(mark, linear, initial)
-        chosen = choice is not None and settings.by_evidence is not None
+        then, settings = mark.state, mark.settings
+        chosen = choice is not None and settings.ridge == "evidence"
         same_ridge = chosen or torch.equal(then.ridge_left, ridge)
-        if not torch.equal(settings.initial, initial) or not same_ridge or settings.forgetting != 1:
+        if not torch.equal(mark.initial, initial) or not same_ridge or settings.forgetting != 1:
             raise ValueError(
                 "mark must be a state_dict() of this head, got one with another prior, ridge or forgetting: "
                 "take the mark after bind() and before the samples that are to be merged"
@@ -136,7 +135,7 @@ def since(
         elif steps_then:
             lost = torch.finfo(now.T.dtype).eps * float((then.ridge_left / now.ridge_left).max())
             before = evidence.with_ridge(then, now.ridge_left, now.prior)
-            squares -= samples_then * (settings.by_evidence or (0.0, 1.0))[1]
+            squares -= samples_then * mark.choice.unit
         if chosen:
             unit = squares / samples if samples > 0 and squares > 0 else 1.0
     rows = difference(before, now, lost)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sepsa.heads.base import checks, health
 from sepsa.heads.base.checks import check_outputs, check_rows, explain_nonfinite
-from sepsa.heads.base.head import OwnsHead, head_of, shape_words
+from sepsa.heads.base.head import OwnsHead, assign, head_of, shape_words
 from sepsa.heads.base.parameters import as_outputs, bias_words, commit, follow, rows_to_predict, samples, start, store
 from sepsa.heads.least_squares import delta, evidence
 from sepsa.heads.least_squares import math as least_squares
@@ -24,7 +24,6 @@ from sepsa.heads.least_squares.delta import Delta
 from sepsa.heads.least_squares.eager import TorchBackend, location
 from sepsa.heads.least_squares.evidence import Choice
 from sepsa.heads.least_squares.math import MEAN, SAMPLES, STEPS, LeastSquaresState, mse_loss
-from sepsa.heads.least_squares.state import RLSSettings
 from sepsa.heads.protocols import Posterior
 from sepsa.heads.run.choose import BackendRow, UpdateSize, choose
 from sepsa.validation import in_range
@@ -87,6 +86,7 @@ class RLS(OwnsHead):
         (torch.Size([3, 1]), torch.Size([3, 1]))
     """
 
+    settings = ("ridge", "forgetting", "bias_ridge", "noise_factor")
     forgets = True  # in the next update; see `sepsa.heads.Forgets`
     _backend: Any  # holds the state: a `TorchBackend`, or that of captured steps
     _captured: CapturedState | None = None  # what recordings of captured steps write to, once there is one
@@ -181,11 +181,8 @@ class RLS(OwnsHead):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the settings, without the head's weights, which are in the `nn.Linear`."""
-        by_evidence = (self.noise_factor, self._choice.unit) if self.ridge == "evidence" else None
-        state, (ridge, scale, _) = self._read(), self._choice
-        return saved.write(
-            state, RLSSettings(self._initial, ridge, self.bias_ridge, self.forgetting, scale, by_evidence)
-        )
+        state = self._read()
+        return saved.write(self, state, self._initial, self._choice)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -197,17 +194,9 @@ class RLS(OwnsHead):
         Raises:
             ValueError: An entry is missing or wrong; the message names it and nothing changed.
         """
-        linear, prior = self._ready(), self._initial
-        state, settings = saved.read(state_dict, linear, prior)
-        factor, unit = settings.by_evidence or (self.noise_factor, 1.0)
-
-        def write() -> None:
-            self._initial, self._choice = settings.initial, Choice(settings.ridge, settings.scale, unit)
-            self.ridge = settings.ridge if settings.by_evidence is None else "evidence"
-            self.bias_ridge, self.forgetting, self.noise_factor = settings.bias_ridge, settings.forgetting, factor
-            self._backend = TorchBackend(linear, state)
-
-        commit(write)
+        linear = self._ready()
+        state, initial, choice, fresh = saved.read(state_dict, self, linear, self._initial)
+        assign(self, **vars(fresh), _initial=initial, _choice=choice, _backend=TorchBackend(linear, state))
 
     @property
     def ridge_now(self) -> float:
@@ -482,8 +471,8 @@ class RLS(OwnsHead):
             A `Delta`, whose size does not depend on the number of samples.
         """
         linear, state = self._remembering_all("delta_since")
-        chosen = self._choice if self.ridge == "evidence" else None
-        return delta.since(mark, linear, state, *self._at_bind(), chosen)
+        then = None if mark is None else saved.read(mark, self, linear, self._initial)
+        return delta.since(then, state, *self._at_bind(), self._choice if self.ridge == "evidence" else None)
 
     @torch.no_grad()
     def merge(self, other: RLS | Delta) -> None:
