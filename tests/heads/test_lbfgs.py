@@ -163,7 +163,7 @@ def test_a_head_set_by_hand_takes_the_fast_iterate_along():
 @pytest.mark.parametrize(("m", "row", "words"), [
     (3, [0.5, 0.75, -0.25], r"targets must be class probabilities, at least 0 and of sum 1, got \[0.5, 0.75, -0.25\]"),
     (3, [0.5, 0.75, 0.25], r"targets must be class probabilities, at least 0 and of sum 1, got \[0.5, 0.75, 0.25\]"),
-    (1, [1.5], r"targets must be in \[0, 1\], got \[1.5\]"),
+    (1, [1.5], r"targets must be 0 or 1, or probabilities in \[0, 1\], got \[1.5\]"),
 ])  # fmt: skip
 def test_targets_that_are_no_probabilities(m, row, words):
     solver, _ = make(2, m, loss="cross-entropy")

@@ -109,7 +109,11 @@ def test_what_is_refused():
     solver, _ = make()
     x, y = samples(5)
     for targets, error, words in (
-        (y.index_fill(0, torch.tensor([1]), 1.5), ValueError, r"targets must be in \[0, 1\], got \[1.5\]"),
+        (
+            y.index_fill(0, torch.tensor([1]), 1.5),
+            ValueError,
+            r"targets must be 0 or 1, or probabilities in \[0, 1\], got \[1.5\]",
+        ),
         (y.index_fill(0, torch.tensor([1]), -0.25), ValueError, r"in \[0, 1\], got \[-0.25\]: nothing was"),
         (torch.full((5, 3), 2), ValueError, r"got \[2.0\]: nothing was learned"),
         (y.index_fill(0, torch.tensor([1]), NAN), NotFinite, "samples without any"),

@@ -99,7 +99,7 @@ def test_the_class_index_that_torch_ignores(name):
     close(model, twin)
     close(model, third)
     labels = rf"class labels in \[0, {classes - 1}\], got -1"
-    words = r"must be in \[0, 1\], got \[-1.0\]" if "Logistic" in name else labels
+    words = r"must be 0 or 1, or probabilities in \[0, 1\], got \[-1.0\]" if "Logistic" in name else labels
     with pytest.raises(ValueError, match=words):
         optimizer.learn(inputs, torch.full((8,), -1))
 

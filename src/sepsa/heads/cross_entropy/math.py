@@ -70,8 +70,7 @@ class CrossEntropyState(NamedTuple):
 
     def copy(self) -> CrossEntropyState:
         """The state in memory of its own."""
-        mine = iter(copies([part for part in self if part is not None]))
-        return self.map(lambda _: next(mine))
+        return CrossEntropyState._make(copies(self))
 
 
 def start(W: Tensor, weights: Tensor, ridge: Tensor, separate: bool) -> CrossEntropyState:
@@ -418,7 +417,11 @@ def wrong_targets(targets: Tensor, like: Tensor, tolerance: float = TOLERANCE) -
     bad = ((rows < 0).any(1) | ((rows.sum(1) - 1).abs() > tolerance)) & rows.isfinite().all(1)
     if not bool(bad.any()):
         return None
-    what = "in [0, 1]" if targets.shape[-1] == 1 else "class probabilities, at least 0 and of sum 1"
+    what = (
+        "0 or 1, or probabilities in [0, 1]"
+        if targets.shape[-1] == 1
+        else "class probabilities, at least 0 and of sum 1"
+    )
     first = targets.reshape(len(rows), -1)[bad][0].tolist()
     return ValueError(f"targets must be {what}, got {first}: nothing was learned")
 

@@ -7,6 +7,7 @@ rows.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -16,7 +17,16 @@ from torch import Tensor
 
 from sepsa.heads.least_squares import evidence
 from sepsa.heads.least_squares.evidence import Choice
-from sepsa.heads.least_squares.math import LeastSquaresState, block_by_qr, fade, square_root, start
+from sepsa.heads.least_squares.math import (
+    SAMPLES,
+    LeastSquaresState,
+    block_by_qr,
+    fade,
+    identity,
+    square_root,
+    start,
+    triangular,
+)
 from sepsa.heads.least_squares.state import MOST_STEPS, SavedRLS
 from sepsa.heads.protocols import NotFinite
 from sepsa.states.objects import Saves, rebuilt_as
@@ -24,6 +34,8 @@ from sepsa.states.schema import Entries, kind_of
 
 # The largest relative error of a difference.
 _LARGEST_ERROR = {torch.float64: 1e-6, torch.float32: 1e-3}
+# The largest relative error that `unlearn` may leave.
+UNLEARN_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,3 +258,52 @@ def inverse(T: Tensor) -> tuple[Tensor, float]:
     off = R @ T.T
     off.diagonal().sub_(1)
     return R, float(torch.linalg.vector_norm(off))
+
+
+def unlearn(state: LeastSquaresState, Phi: Tensor, Y: Tensor, samples: float) -> LeastSquaresState:
+    """The state without rows of weight `samples` in all; H = I.
+
+    Subtracting from a curvature loses digits where these rows made it many orders larger. The share that is lost is
+    known: eps over the smallest eigenvalue that remains of 1, times 10p or, for large rows, times |F| for the F of a
+    head that knows its ridge alone, by which learning them rounded. Above UNLEARN_TOLERANCE an error is raised.
+    Where the rows are all that was learned, the state is that before any data.
+    """
+    T, W, prior, ridge = square_root(state), state.W, state.prior, state.ridge
+    seen, (steps, _, cursor, _, _) = float(state.counters[SAMPLES]), state.counters
+    counters = np.array([steps, max(0.0, seen - samples), cursor, 0.0, 0.0])
+    F, E = Phi @ T.T, Y - Phi @ W.T
+    H = identity(len(T), T) - F.T @ F
+    eps = torch.finfo(T.dtype).eps
+    tolerance = math.sqrt(eps)
+    excess, moved = H - (T * ridge) @ T.T, W - prior  # beyond the ridge alone
+    if abs(samples - seen) <= tolerance * seen and float(torch.linalg.matrix_norm(excess)) <= tolerance * len(T):
+        pulled = (Y - Phi @ prior.T).T @ F @ T  # by which samples move the weights of a head that knows these alone
+        if torch.allclose(moved, pulled, rtol=0.0, atol=tolerance * float(moved.abs().max() + pulled.abs().max())):
+            return start(prior, ridge)._replace(counters=counters)
+    smallest = float(torch.linalg.eigvalsh(excess)[0])  # below 0: less than the ridge alone
+    C, info = torch.linalg.cholesky_ex(H)
+    if int(info) or not smallest >= -tolerance or samples > (1 + tolerance) * seen:
+        raise ValueError(
+            f"features: removing these {len(Phi)} samples would leave less curvature than the prior has (the head "
+            f"remembers {seen:g} samples): unlearn only what this head learned, with the same features and weights"
+        )
+    remains = float(torch.linalg.eigvalsh(H)[0])
+    size = float((Phi.square() / ridge).sum())
+    if max(10 * len(T), math.sqrt(size)) * eps > UNLEARN_TOLERANCE * remains:
+        raise ValueError(
+            "features: these samples are so large beside the ridge and the other samples that too few digits of the "
+            "rest are left to remove them exactly: rescale the features, or train a new head on the rest"
+        )
+    T = triangular(C, T).contiguous()
+    step = (T @ (Phi.T @ E)).T @ T
+    before = E + Phi @ step.T  # the errors of a head that never saw these rows
+    energy, W = state.energy - (E * before).sum(0), W - step
+    # The objective is at least its ridge term. Its rounding: that of E, 10p eps |Y|, times that of `before`.
+    least = (ridge * (W - prior).square()).sum(1)
+    rounding = (10 * len(T) * eps * Y.square().sum(0).sqrt()) ** 2 * (1 / tolerance + 1 / remains)
+    if bool((energy < least - tolerance * (state.energy + least + before.square().sum(0)) - rounding).any()):
+        raise ValueError(
+            f"targets: removing these {len(Phi)} samples would leave a sum of squared errors below 0, so they were not "
+            "learned with these targets: unlearn samples with the targets and weights of their update"
+        )
+    return state._replace(T=T, W=W, H=None, energy=energy.clamp(min=0), counters=counters)

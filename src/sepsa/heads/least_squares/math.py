@@ -7,7 +7,7 @@ Z = [T; W] and H with
     B = TᵀH⁻¹T,
 
 where H is the identity, so that T is a square root of B, except between large blocks, which are summed in H while T
-stays as it is. All but `learn` and `unlearn`, which check their results on the host, also run inside a CUDA graph.
+stays as it is. All but `learn`, which checks its result on the host, also run inside a CUDA graph.
 """
 
 from __future__ import annotations
@@ -42,22 +42,19 @@ CAPTURED_LIMIT, CAPTURED_ROW_LIMIT = 3e8, 1e20
 # curvature wrong, and `unlearn` multiplies that where little remains. With more samples the size falls under it.
 BASIS_LIMIT = 1e3
 
-# The largest relative error that `unlearn` may leave.
-UNLEARN_TOLERANCE = 1e-6
-
 # `functional.mse_loss` of tensors of one shape. There an expansion to one shape takes as long as the loss.
 mse_loss: Any = torch.ops.aten.mse_loss.default
 MEAN = 1  # the number by which it knows this reduction
 
 
-def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """A copy of each tensor; on a GPU one kernel for all of a dtype, because a launch takes longer than a copy."""
-    if not tensors or not tensors[0].is_cuda:
-        return [tensor.clone() for tensor in tensors]
-    found: list[Tensor] = [tensors[0]] * len(tensors)
-    for dtype in {tensor.dtype for tensor in tensors}:
-        places = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
-        for i, copy in zip(places, torch._foreach_mul([tensors[i] for i in places], 1), strict=True):
+def copies(parts: Sequence[Any]) -> list[Any]:
+    """The parts, of which each tensor is copied; on a GPU one kernel for all of a dtype: a launch takes longer."""
+    found, tensors = list(parts), [i for i, part in enumerate(parts) if isinstance(part, Tensor)]
+    for dtype in {parts[i].dtype for i in tensors}:
+        places = [i for i in tensors if parts[i].dtype == dtype]
+        mine = [parts[i] for i in places]
+        made = torch._foreach_mul(mine, 1) if mine[0].is_cuda else [part.clone() for part in mine]
+        for i, copy in zip(places, made, strict=True):
             found[i] = copy
     return found
 
@@ -91,8 +88,7 @@ class LeastSquaresState(NamedTuple):
 
     def copy(self) -> LeastSquaresState:
         """The state in memory of its own."""
-        mine = iter(copies([part for part in self if isinstance(part, Tensor)]))
-        return self.map(lambda _: next(mine))._replace(counters=self.counters.copy())
+        return LeastSquaresState._make(copies(self))._replace(counters=self.counters.copy())
 
     def with_root(self, T: Tensor) -> LeastSquaresState:
         """The state with a square root of B, and nothing gathered in H."""
@@ -375,52 +371,3 @@ def learn(
     if not math.isfinite(size + error * error + weight):
         return None
     return fade(new, 1.0) if must_absorb(new.counters, p, lam, dtype) else new
-
-
-def unlearn(state: LeastSquaresState, Phi: Tensor, Y: Tensor, samples: float) -> LeastSquaresState:
-    """The state without rows of weight `samples` in all; H = I.
-
-    Subtracting from a curvature loses digits where these rows made it many orders larger. The share that is lost is
-    known: eps over the smallest eigenvalue that remains of 1, times 10p or, for large rows, times |F| for the F of a
-    head that knows its ridge alone, by which learning them rounded. Above UNLEARN_TOLERANCE an error is raised.
-    Where the rows are all that was learned, the state is that before any data.
-    """
-    T, W, prior, ridge = square_root(state), state.W, state.prior, state.ridge
-    seen, (steps, _, cursor, _, _) = float(state.counters[SAMPLES]), state.counters
-    counters = np.array([steps, max(0.0, seen - samples), cursor, 0.0, 0.0])
-    F, E = Phi @ T.T, Y - Phi @ W.T
-    H = identity(len(T), T) - F.T @ F
-    eps = torch.finfo(T.dtype).eps
-    tolerance = math.sqrt(eps)
-    excess, moved = H - (T * ridge) @ T.T, W - prior  # beyond the ridge alone
-    if abs(samples - seen) <= tolerance * seen and float(torch.linalg.matrix_norm(excess)) <= tolerance * len(T):
-        pulled = (Y - Phi @ prior.T).T @ F @ T  # by which samples move the weights of a head that knows these alone
-        if torch.allclose(moved, pulled, rtol=0.0, atol=tolerance * float(moved.abs().max() + pulled.abs().max())):
-            return start(prior, ridge)._replace(counters=counters)
-    smallest = float(torch.linalg.eigvalsh(excess)[0])  # below 0: less than the ridge alone
-    C, info = torch.linalg.cholesky_ex(H)
-    if int(info) or not smallest >= -tolerance or samples > (1 + tolerance) * seen:
-        raise ValueError(
-            f"features: removing these {len(Phi)} samples would leave less curvature than the prior has (the head "
-            f"remembers {seen:g} samples): unlearn only what this head learned, with the same features and weights"
-        )
-    remains = float(torch.linalg.eigvalsh(H)[0])
-    size = float((Phi.square() / ridge).sum())
-    if max(10 * len(T), math.sqrt(size)) * eps > UNLEARN_TOLERANCE * remains:
-        raise ValueError(
-            "features: these samples are so large beside the ridge and the other samples that too few digits of the "
-            "rest are left to remove them exactly: rescale the features, or train a new head on the rest"
-        )
-    T = triangular(C, T).contiguous()
-    step = (T @ (Phi.T @ E)).T @ T
-    before = E + Phi @ step.T  # the errors of a head that never saw these rows
-    energy, W = state.energy - (E * before).sum(0), W - step
-    # The objective is at least its ridge term. Its rounding: that of E, 10p eps |Y|, times that of `before`.
-    least = (ridge * (W - prior).square()).sum(1)
-    rounding = (10 * len(T) * eps * Y.square().sum(0).sqrt()) ** 2 * (1 / tolerance + 1 / remains)
-    if bool((energy < least - tolerance * (state.energy + least + before.square().sum(0)) - rounding).any()):
-        raise ValueError(
-            f"targets: removing these {len(Phi)} samples would leave a sum of squared errors below 0, so they were not "
-            "learned with these targets: unlearn samples with the targets and weights of their update"
-        )
-    return state._replace(T=T, W=W, H=None, energy=energy.clamp(min=0), counters=counters)

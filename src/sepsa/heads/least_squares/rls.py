@@ -456,7 +456,7 @@ class RLS(OwnsHead):
         Phi, Y, total = samples(linear, features, targets, sample_weight, state.T.dtype)
         if not math.isfinite(float(Phi.square().sum() + Y.square().sum())):
             raise explain_nonfinite(features, targets, linear)
-        new = least_squares.unlearn(state, Phi, Y, total)
+        new = delta.unlearn(state, Phi, Y, total)
         self._eager()
         self._take(new)
 
