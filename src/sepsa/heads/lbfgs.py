@@ -126,14 +126,12 @@ class OnlineLBFGS(OwnsHead):
         linear = self._ready()
         saved, fresh = read_solver(self, state_dict, {*KEYS}, make)
         W, memory = self._state.W, fresh.memory
-        shapes = {"A": (2, memory, W.numel()), "SY": (memory, memory), "YY": (memory, memory)}
-        entries: dict[str, Any] = {}
-        for key in KEYS[:8]:
-            kind = (torch.float64, torch.device("cpu")) if key in ("SY", "YY") else (self.dtype, linear.weight.device)
-            entries[key] = saved.tensor(key, shapes.get(key, tuple(W.shape)), *kind)
-        for key in KEYS[8:]:
-            entries[key] = saved.integer(key) if key in ("steps", "pairs") else saved.number(key, 0)
-        assign(self, **vars(fresh), _state=compact(LBFGSState(**entries, gamma=1.0, M=W)))
+        of_head, of_pairs = (self.dtype, linear.weight.device), (torch.float64, torch.device("cpu"))
+        entries: list[Any] = [saved.tensor(key, tuple(W.shape), *of_head) for key in KEYS[:5]]
+        entries.append(saved.tensor("A", (2, memory, W.numel()), *of_head))
+        entries += [saved.tensor(key, (memory, memory), *of_pairs) for key in ("SY", "YY")]
+        entries += [saved.integer(key) for key in ("steps", "pairs")] + [saved.number(key, 0) for key in KEYS[10:]]
+        assign(self, **vars(fresh), _state=compact(LBFGSState._make([*entries, 1.0, W])))
 
     @property
     def steps(self) -> int:
