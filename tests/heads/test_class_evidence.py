@@ -108,7 +108,7 @@ def test_another_ridge_gives_the_weights_of_the_parabola_that_has_it(kind, facto
     else:
         solver = SoftmaxNewton(ridge=2.0).bind(nn.Linear(6, 3).double())
         solver.update(x, y)
-    state = solver._state if kind != "A" else with_curvature(solver._state)
+    state = solver.state if kind != "A" else with_curvature(solver.state)
     new = with_ridge(state, state.ridge * factor)
     assert (new.A is not None) == (kind == "A")
     torch.testing.assert_close(new.ridge_left / state.ridge_left, torch.full_like(state.ridge_left, factor))
@@ -130,7 +130,7 @@ def test_outputs_that_learn_separately_share_the_ridge_of_all_of_them():
     y[:128, 1] = math.nan
     for rows in torch.arange(512).split(16):
         solver.update(x[rows], y[rows])
-    state = solver._state
+    state = solver.state
     gammas = [4 - float((state.ridge_left[o] * state.T[o].square().sum(0))[:4].sum()) for o in range(2)]
     found = class_evidence.evidence_of(state, 1.0, bias=True)
     assert found.determined == pytest.approx(sum(gammas))
@@ -210,7 +210,7 @@ def test_a_look_between_large_blocks_keeps_their_curvature():
         with force("torch"):
             solver.update(x.double(), y)
         chosen.add(solver.ridge_now)
-    assert solver._state.A is not None
+    assert solver.state.A is not None
     assert len(chosen) > 1
 
 
@@ -267,7 +267,7 @@ def test_every_ridge_is_finite_and_within_its_bounds(kind, n):
         assert 0 < solver.ridge_now < math.inf
         assert linear.weight.isfinite().all()
         if due(i, i + 1, 1.0) and i:
-            found = class_evidence.evidence_of(solver._state, 1.0, bias=True)
+            found = class_evidence.evidence_of(solver.state, 1.0, bias=True)
             if found.seen >= 8 and found.weights > 0 and found.sample > 0:
                 least = found.sample * max(class_evidence.LEAST_SAMPLES, found.rows)
                 # A ridge falls by 1e4 at once, and stays where another one would lose digits.

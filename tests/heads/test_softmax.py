@@ -127,9 +127,9 @@ def test_large_blocks_equal_the_equations_spelled_out(labels, forgetting, chunk,
         solver.update(torch.tensor(x), targets, torch.tensor(omega))
         dense.update(with_ones(x, True), t, omega)
         np.testing.assert_allclose(weights(linear), dense.W, rtol=1e-7, atol=1e-9)
-    assert solver._state.A is not None
+    assert solver.state.A is not None
     np.testing.assert_allclose(solver.covariance().numpy() @ dense.A, np.eye(k + 1), atol=1e-9)
-    assert solver._state.A is None
+    assert solver.state.A is None
 
 
 @by_torch
@@ -140,7 +140,7 @@ def test_a_large_block_that_would_lose_digits_is_learned_by_the_root():
     x[:, 1] = x[:, 0] + 1e-7 * x[:, 1]  # nearly the same feature twice, far above the ridge
     x[:, :2] *= 1e6
     solver.update(x, y)
-    assert solver._state.A is None
+    assert solver.state.A is None
     Phi = with_ones(x.numpy(), True)
     dense.update(Phi, one_hot(y, 3).numpy(), np.ones(200))
     expected = Phi @ dense.W.T

@@ -731,7 +731,7 @@ def test_a_recorded_large_block_refuses_bad_samples_and_changes_nothing(what):
     for _ in range(12):
         solver.update(x, y)
     assert solver._backend.recorder.recordings
-    before, weight = copy.deepcopy(solver._state), linear.weight.clone()
+    before, weight = copy.deepcopy(solver.state), linear.weight.clone()
     if what == "feature":
         x[3, 2] = math.nan
     elif what == "label":
@@ -741,7 +741,7 @@ def test_a_recorded_large_block_refuses_bad_samples_and_changes_nothing(what):
     with pytest.raises(ValueError, match="must be"):
         solver.update(x, y)
     assert torch.equal(linear.weight, weight)
-    for mine, was in zip(solver._state, before, strict=True):
+    for mine, was in zip(solver.state, before, strict=True):
         assert torch.equal(mine, was)
 
 
@@ -758,6 +758,6 @@ def test_a_ridge_is_chosen_between_recorded_blocks():
         with force("torch"):
             one.update(x, y)
     assert two._backend.recorder.recordings
-    assert two._backend.owns(two._state)
+    assert two._backend.owns(two.state)
     assert two.ridge_now == pytest.approx(one.ridge_now)
     torch.testing.assert_close(heads[1].weight, heads[0].weight, rtol=1e-5, atol=1e-6)

@@ -14,7 +14,7 @@ from sepsa.heads.base import partial_targets
 from sepsa.heads.base.checks import check_labels, check_outputs, check_rows, is_integer
 from sepsa.heads.base.head import head_of
 from sepsa.heads.cross_entropy.eager import Rows
-from sepsa.heads.cross_entropy.newton import NOISE_FACTOR, NewtonHead, weights_setting
+from sepsa.heads.cross_entropy.newton import NOISE_FACTOR, NewtonHead, factors, weights_setting
 
 IGNORE_INDEX = -100
 
@@ -78,7 +78,7 @@ class LogisticNewton(NewtonHead):
     # ------------------------------------------------------------------ state
 
     def _weights(self, W: Tensor) -> Tensor:
-        yes = self._factors("pos_weight", W, len(W), "an output")
+        yes = factors(self, "pos_weight", W, len(W), "an output")
         return torch.stack([torch.ones_like(yes), yes], 1)  # of a negative and a positive sample
 
     # ------------------------------------------------------------------ learning
@@ -98,14 +98,14 @@ class LogisticNewton(NewtonHead):
         targets = as_numbers(targets, outputs.shape[:-1], outputs.dtype)
         check_outputs(outputs, targets)
         missing = targets.isnan()
-        weight = None if self.pos_weight is None else self._state.weights[:, 1].to(outputs)
+        weight = None if self.pos_weight is None else self.state.weights[:, 1].to(outputs)
         each = functional.binary_cross_entropy_with_logits(
             outputs, targets.where(~missing, 0), pos_weight=weight, reduction="none"
         )
         return partial_targets.mean_loss(each, ~missing, sample_weight)
 
     def _rows(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Rows:
-        linear, dtype = head_of(self), self._state.W.dtype
+        linear, dtype = head_of(self), self.state.W.dtype
         check_rows(linear, features)
         if is_integer(targets):
             check_labels(linear, features, targets)

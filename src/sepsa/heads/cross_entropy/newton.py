@@ -46,8 +46,8 @@ class NewtonHead(OwnsHead):
     learns_partly = False  # whether each output has a curvature of its own; see `sepsa.heads.LearnsPartly`
     forgets = True  # in the next update; see `sepsa.heads.Forgets`
     settings: ClassVar[tuple[str, ...]] = ("ridge", "forgetting", "bias_ridge", "noise_factor")
-    _state: CrossEntropyState
-    _replaced = ("_state", "_updates", "_ridge")
+    state: CrossEntropyState
+    _replaced = ("state", "_updates", "_ridge")
     label_smoothing = 0.0
     _not_copied: ClassVar[tuple[str, ...]] = ("_backend",)
     _backend: Any = None  # that made the present state
@@ -81,13 +81,6 @@ class NewtonHead(OwnsHead):
         """What a state has from the settings."""
         return {"weights": self._weights(W), "ridge": self._ridges(linear, W, self._ridge)}
 
-    def _factors(self, name: str, W: Tensor, count: int, of: str) -> Tensor:
-        """The factors (count,) of the setting `name`, one `of` this head, or ones."""
-        values = getattr(self, name)
-        if values is not None and len(values) != count:
-            raise ValueError(f"{name} must have {count} numbers, one {of} of this head, got {len(values)}")
-        return W.new_tensor(values or [1.0] * count)
-
     def _ridges(self, linear: nn.Linear, W: Tensor, ridge: float) -> Tensor:
         """The `ridge` (p,) of a state for this setting."""
         each = parameters.ridges(linear, ridge, self.bias_ridge, W)
@@ -95,7 +88,7 @@ class NewtonHead(OwnsHead):
 
     def _start(self, linear: nn.Linear) -> None:
         W = parameters.start(linear, None)
-        self._state = start(W, **self._derived(linear, W), separate=self.learns_partly)
+        self.state = start(W, **self._derived(linear, W), separate=self.learns_partly)
 
     @abstractmethod
     def _rows(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Rows:
@@ -104,7 +97,7 @@ class NewtonHead(OwnsHead):
     def _explain(self, features: Tensor, targets: Tensor, learned: Tensor) -> ValueError:
         """The error for rows that were not learned, whose W is `learned` (m, p)."""
         given, like = (
-            (targets[..., None], learned.new_empty(2)) if self.learns_partly else (targets, self._state.weights)
+            (targets[..., None], learned.new_empty(2)) if self.learns_partly else (targets, self.state.weights)
         )
         return wrong_targets(given, like) or explain_nonfinite(features, targets, head_of(self), learned)
 
@@ -116,15 +109,15 @@ class NewtonHead(OwnsHead):
         """The head, with the state where it is."""
         linear = head_of(self)
         device = linear.weight.device
-        if self._state.T.device != device:
-            assign(self, _state=self._state.map(lambda part: part.to(device)))
+        if self.state.T.device != device:
+            assign(self, state=self.state.map(lambda part: part.to(device)))
         return linear
 
     def _ready(self) -> nn.Linear:
         """The head, with the state where it is and T computed."""
         linear = self._located()
-        if self._state.A is not None:
-            assign(self, _state=with_root(self._state))
+        if self.state.A is not None:
+            assign(self, state=with_root(self.state))
         return linear
 
     @property
@@ -135,7 +128,7 @@ class NewtonHead(OwnsHead):
 
     def _backend_for(self, linear: nn.Linear, rows: int) -> TorchBackend:
         """The backend of updates of this many rows outside of a captured step."""
-        last, row = self._backend, choose("cross-entropy", UpdateSize.of(linear, self._state.W, rows))
+        last, row = self._backend, choose("cross-entropy", UpdateSize.of(linear, self.state.W, rows))
         fits = last is not None and last.name == row.backend and last.dtype == linear.weight.dtype
         backend: TorchBackend = last if fits else row.load()(linear)
         return backend
@@ -160,13 +153,13 @@ class NewtonHead(OwnsHead):
             ValueError: A shape or target is wrong, or a value is not finite; nothing was learned.
         """
         linear = self._located()
-        rows, settings = self._rows(features, targets, sample_weight), self._update_settings()
+        rows, settings = self._rows(features, targets, sample_weight), update_settings(self)
         by_evidence = self.ridge == "evidence"
-        updates, state, ridge = self._updates, self._state, self._ridge
+        updates, state, ridge = self._updates, self.state, self._ridge
         if updates is None:
             updates = self.steps
         if by_evidence and not updates:
-            state, ridge = self._begun(rows[0], rows[2])
+            state, ridge = begun(self, rows[0], rows[2])
         samples = Samples(*rows, settings, updates)
         backend = self._backend_for(linear, samples.rows)
         new, finite = backend.learn(state, samples)
@@ -174,14 +167,14 @@ class NewtonHead(OwnsHead):
             raise self._explain(*rows[:2], new.W)
         state = new
         if by_evidence and due(updates, updates + 1, settings.forgetting):
-            state, ridge = self._chosen(new, ridge)
+            state, ridge = chosen(self, new, ridge)
         head = None if state is new and backend.owns(new) else state.W.to(linear.weight.dtype)  # else the head has them
-        assign(self, head, _state=state, _ridge=ridge, _updates=updates + 1, _backend=backend)
+        assign(self, head, state=state, _ridge=ridge, _updates=updates + 1, _backend=backend)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the settings, without the head's weights, which are in the `nn.Linear`."""
         self._ready()
-        state = {key: getattr(self._state, key).clone() for key in KEYS}
+        state = {key: getattr(self.state, key).clone() for key in KEYS}
         return state | settings_of(self) | {"ridge_now": self._ridge}
 
     @torch.no_grad()
@@ -194,7 +187,7 @@ class NewtonHead(OwnsHead):
         Raises:
             ValueError: An entry is missing or wrong; the message names it and nothing changed.
         """
-        linear, old = self._ready(), self._state
+        linear, old = self._ready(), self.state
         saved, fresh = read_solver(self, state_dict, {*KEYS, "ridge_now"}, type(self))
         fresh._ridge = read_ridge(saved, fresh)
         with schema.settings("state_dict"):
@@ -205,19 +198,19 @@ class NewtonHead(OwnsHead):
         }
         state = CrossEntropyState(**tensors, **derived)
         check_values(saved, state)
-        assign(self, **vars(fresh), _state=state, _updates=None)
+        assign(self, **vars(fresh), state=state, _updates=None)
 
     @property
     def steps(self) -> int:
         """The number of updates that the head, or its output with most updates, has learned."""
         self._located()
-        return int(self._state.counters.reshape(-1, 3)[:, 0].max())
+        return int(self.state.counters.reshape(-1, 3)[:, 0].max())
 
     @property
     def samples(self) -> float:
         """The number of samples learned, each counted by its weight; a mean over outputs that learn separately."""
         self._located()
-        return float(self._state.counters.reshape(-1, 3)[:, 1].mean())
+        return float(self.state.counters.reshape(-1, 3)[:, 1].mean())
 
     @torch.no_grad()
     def covariance(self) -> Tensor:
@@ -226,7 +219,7 @@ class NewtonHead(OwnsHead):
         Of a `LogisticNewton`, (out_features, p, p): one for each output.
         """
         self._ready()
-        T = self._state.T
+        T = self.state.T
         B = T.mT @ T
         return (B + B.mT) / 2
 
@@ -247,7 +240,7 @@ class NewtonHead(OwnsHead):
         With a curvature for each output, each number is that of the output where it is worst.
         """
         self._ready()
-        state = self._state
+        state = self.state
         counts, p = state.counters.reshape(-1, 3).tolist(), state.W.shape[1]
         samples = min(effective_samples(updates, seen, p, self.forgetting) for updates, seen, _ in counts)
         return health.report(state.T, state.ridge_left, samples)
@@ -283,7 +276,7 @@ class NewtonHead(OwnsHead):
         Returns:
             Logits (..., out_features), or a `Posterior(mean, std)` of two such tensors.
         """
-        linear, state = self._ready(), self._state
+        linear, state = self._ready(), self.state
         Phi, W = parameters.rows_to_predict(linear, features, state.W)
         mean = parameters.as_outputs(linear, features, Phi @ W.T)
         if not return_std:
@@ -300,32 +293,43 @@ class NewtonHead(OwnsHead):
         ridge = f"{self.ridge}, now {self._ridge:.3g}" if isinstance(self.ridge, str) else f"{self.ridge:g}"
         return f"{type(self).__name__}(ridge={ridge}, forgetting={self.forgetting:g}{more})"
 
-    def _update_settings(self) -> UpdateSettings:
-        """What the next update depends on."""
-        lam = self.forgetting if self.forgets else 1.0
-        return UpdateSettings(lam, self.label_smoothing, head_of(self).weight.dtype)
 
-    def _begun(self, features: Tensor, weight: Tensor | None) -> tuple[CrossEntropyState, float]:
-        """The state before the first update, with a ridge by evidence for these features, and that ridge."""
-        linear, (_, W, *_) = head_of(self), self._state
-        rows = features.detach().reshape(-1, linear.in_features).to(W.dtype)
-        if weight is not None:
-            weight = weight.detach().reshape(len(rows), -1).to(W.dtype).mean(1)
-        ridge = class_evidence.first_ridge(rows, weight, 1 if self.learns_partly else len(W))
-        if ridge is None:
-            return self._state, self._ridge
-        return start(W, self._state.weights, self._ridges(linear, W, ridge), self.learns_partly), ridge
+def update_settings(solver: NewtonHead) -> UpdateSettings:
+    """What the next update depends on."""
+    lam = solver.forgetting if solver.forgets else 1.0
+    return UpdateSettings(lam, solver.label_smoothing, head_of(solver).weight.dtype)
 
-    def _chosen(self, state: CrossEntropyState, ridge: float) -> tuple[CrossEntropyState, float]:
-        """The state, which has this ridge, or a copy with the ridge of the largest evidence; and that ridge."""
-        linear = head_of(self)
-        with torch.autocast(linear.weight.device.type, enabled=False):
-            found = class_evidence.evidence_of(state, self._update_settings().forgetting, linear.bias is not None)
-            best = class_evidence.best_ridge(found, ridge, self.noise_factor)
-            new = None if best == ridge else with_ridge(state, self._ridges(linear, state.W, best))
-            if new is None or not bool(new.W.to(linear.weight.dtype).isfinite().all()):
-                return state, ridge
-        return new.copy(), best
+
+def begun(solver: NewtonHead, features: Tensor, weight: Tensor | None) -> tuple[CrossEntropyState, float]:
+    """The state before the first update, with a ridge by evidence for these features, and that ridge."""
+    linear, (_, W, *_) = head_of(solver), solver.state
+    rows = features.detach().reshape(-1, linear.in_features).to(W.dtype)
+    if weight is not None:
+        weight = weight.detach().reshape(len(rows), -1).to(W.dtype).mean(1)
+    ridge = class_evidence.first_ridge(rows, weight, 1 if solver.learns_partly else len(W))
+    if ridge is None:
+        return solver.state, solver._ridge
+    return start(W, solver.state.weights, solver._ridges(linear, W, ridge), solver.learns_partly), ridge
+
+
+def chosen(solver: NewtonHead, state: CrossEntropyState, ridge: float) -> tuple[CrossEntropyState, float]:
+    """The state, which has this ridge, or a copy with the ridge of the largest evidence; and that ridge."""
+    linear = head_of(solver)
+    with torch.autocast(linear.weight.device.type, enabled=False):
+        found = class_evidence.evidence_of(state, update_settings(solver).forgetting, linear.bias is not None)
+        best = class_evidence.best_ridge(found, ridge, solver.noise_factor)
+        new = None if best == ridge else with_ridge(state, solver._ridges(linear, state.W, best))
+        if new is None or not bool(new.W.to(linear.weight.dtype).isfinite().all()):
+            return state, ridge
+    return new.copy(), best
+
+
+def factors(solver: NewtonHead, name: str, W: Tensor, count: int, of: str) -> Tensor:
+    """The factors (count,) of the setting `name`, one `of` this head, or ones."""
+    values = getattr(solver, name)
+    if values is not None and len(values) != count:
+        raise ValueError(f"{name} must have {count} numbers, one {of} of this head, got {len(values)}")
+    return W.new_tensor(values or [1.0] * count)
 
 
 def check_values(saved: Entries, state: CrossEntropyState) -> None:

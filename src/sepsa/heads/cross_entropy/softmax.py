@@ -8,18 +8,26 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads.base import parameters
 from sepsa.heads.base.checks import check_classes, check_outputs
 from sepsa.heads.base.head import assign, head_of
 from sepsa.heads.cross_entropy.captured import CapturedSoftmax
 from sepsa.heads.cross_entropy.eager import Rows
-from sepsa.heads.cross_entropy.math import both, class_factors, mean_loss
-from sepsa.heads.cross_entropy.newton import NOISE_FACTOR, NewtonHead, weights_setting
-from sepsa.heads.least_squares.evidence import due, updates_until
+from sepsa.heads.cross_entropy.math import CrossEntropyState, both, class_factors, mean_loss
+from sepsa.heads.cross_entropy.newton import (
+    NOISE_FACTOR,
+    NewtonHead,
+    begun,
+    chosen,
+    factors,
+    update_settings,
+    weights_setting,
+)
+from sepsa.heads.least_squares.evidence import due
+from sepsa.heads.run.capture import LearnsInGraphs
 from sepsa.validation import is_number
 
 
-class SoftmaxNewton(NewtonHead):
+class SoftmaxNewton(NewtonHead, LearnsInGraphs):
     """Train a classification head by an online Newton method on the softmax cross-entropy.
 
     Choose it to train a classifier on its own loss where a p x p matrix fits in memory, p the number of features and
@@ -65,9 +73,9 @@ class SoftmaxNewton(NewtonHead):
         True
     """
 
+    captures = CapturedSoftmax
     settings = (*NewtonHead.settings, "label_smoothing", "class_weight")
-    _not_copied = ("_captured", *NewtonHead._not_copied)  # recordings stay with the original
-    _captured: CapturedSoftmax | None = None  # what recordings of captured steps write to
+    _not_copied = (*NewtonHead._not_copied, *LearnsInGraphs._not_copied)
 
     def __init__(
         self,
@@ -86,27 +94,31 @@ class SoftmaxNewton(NewtonHead):
     # ------------------------------------------------------------------ state
 
     def _weights(self, W: Tensor) -> Tensor:
-        return self._factors("class_weight", W, max(len(W), 2), "a class")
+        return factors(self, "class_weight", W, max(len(W), 2), "a class")
 
     def _located(self) -> nn.Linear:
-        captured = self._captured
+        captured = self.captured
         if captured is not None:
             captured.finish()
             captured.warn_of_refusals()
         linear = super()._located()
-        if self.ridge == "evidence" and captured is not None and self._state is captured.now:
-            updates = int(self._state.counters[0])
-            if due(captured.updates, updates, self._update_settings().forgetting):
-                state, ridge = self._chosen(self._state, self._ridge)
-                if state is not self._state:
-                    assign(self, state.W.to(linear.weight.dtype), _state=state, _ridge=ridge, _updates=updates)
+        if self.ridge == "evidence" and captured is not None and self.state is captured.now:
+            updates = int(self.state.counters[0])
+            if due(captured.updates, updates, update_settings(self).forgetting):
+                state, ridge = chosen(self, self.state, self._ridge)
+                if state is not self.state:
+                    assign(self, state.W.to(linear.weight.dtype), state=state, _ridge=ridge, _updates=updates)
             captured.updates = updates
         return linear
+
+    def _read(self) -> CrossEntropyState:
+        self._located()
+        return self.state
 
     def class_shares(self) -> Tensor:
         """Return s (out_features,): the curvature of class k is s_k A, and the covariance of its weights B / s_k."""
         self._located()
-        return class_factors(self._state.shares)
+        return class_factors(self.state.shares)
 
     # ------------------------------------------------------------------ learning
 
@@ -122,7 +134,7 @@ class SoftmaxNewton(NewtonHead):
         """
         head_of(self)
         check_outputs(outputs, targets, labels=not targets.is_floating_point())
-        weights = None if self.class_weight is None else self._state.weights.to(outputs)
+        weights = None if self.class_weight is None else self.state.weights.to(outputs)
         return mean_loss(outputs, targets, weights, self.label_smoothing)
 
     def _probabilities(self, outputs: Tensor) -> Tensor:
@@ -132,23 +144,11 @@ class SoftmaxNewton(NewtonHead):
         check_classes(head_of(self), features, targets, sample_weight)
         return features, targets, sample_weight
 
-    @torch.no_grad()
-    def prepare_capture(self) -> Hashable:
-        """Move the state to the memory that recorded CUDA graphs use.
-
-        Returns:
-            The addresses and the settings, which a recording depends on.
-        """
-        linear, state, captured = self._located(), self._state, self._captured
-        if captured is None or not captured.lies_in(linear):
-            captured = CapturedSoftmax(linear, state)
-        if state is not captured.now:
-            captured.load(state)
-            assign(self, _captured=captured, _backend=captured, _state=captured.now, _updates=None)
-        captured.now.W.copy_(parameters.follow(linear, captured.now.W))
-        if self.ridge == "evidence":
-            captured.updates = int(captured.now.counters[0])
-        return self._update_settings(), tuple(self.class_weight or ()), captured.place
+    def _continue_captured(self) -> Hashable:
+        now = self.captured.now
+        if self.state is not now:
+            assign(self, _backend=self.captured, state=now, _updates=None)
+        return update_settings(self), tuple(self.class_weight or ()), self.captured.place
 
     @torch.no_grad()
     def update_captured(self, features: Tensor, targets: Tensor) -> Tensor:
@@ -161,32 +161,16 @@ class SoftmaxNewton(NewtonHead):
         Returns:
             A boolean scalar on the device: False where samples were refused, which then changed nothing.
         """
-        captured = self._captured
-        if captured is None or self._state is not captured.now:
+        captured = self.captured
+        if captured is None or self.state is not captured.now:
             raise RuntimeError("update_captured needs prepare_capture() before it, and after every update without it")
         if not targets.is_floating_point():
             targets = targets.reshape(features.shape[:-1])
         by_evidence = self.ridge == "evidence" and not (features.is_cuda and torch.cuda.is_current_stream_capturing())
-        if by_evidence and not self._state.counters[0]:  # steps that warm up
-            state, self._ridge = self._begun(features, None)
+        if by_evidence and not self.state.counters[0]:  # steps that warm up
+            state, self._ridge = begun(self, features, None)
             captured.load(state)
-        return captured.update(features, targets, self._update_settings())
-
-    def replays(self) -> int | None:
-        """Return how many recorded updates may run before `prepare_capture` chooses the ridge again.
-
-        Returns:
-            The number of updates; None where a number fixes the ridge.
-        """
-        if self.ridge != "evidence" or self._captured is None:
-            return None
-        return updates_until(self._captured.updates, self._update_settings().forgetting)
-
-    @torch.no_grad()
-    def finish_captured(self) -> None:
-        """Compute the curvature after the last `update_captured`; no forward or backward pass reads it."""
-        if self._captured is not None:
-            self._captured.finish()
+        return captured.update(features, targets, update_settings(self))
 
 
 def smoothing(value: float) -> float:

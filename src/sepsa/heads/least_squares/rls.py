@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from typing import Any, ClassVar, Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
 
 from sepsa.heads.base import checks, health
 from sepsa.heads.base.checks import check_outputs, check_rows, explain_nonfinite
-from sepsa.heads.base.head import OwnsHead, assign, head_of, shape_words
+from sepsa.heads.base.head import assign, head_of, shape_words
 from sepsa.heads.base.parameters import as_outputs, bias_words, commit, follow, rows_to_predict, samples, start, store
 from sepsa.heads.least_squares import delta, evidence
 from sepsa.heads.least_squares import math as least_squares
@@ -25,11 +25,12 @@ from sepsa.heads.least_squares.eager import TorchBackend, location
 from sepsa.heads.least_squares.evidence import Choice
 from sepsa.heads.least_squares.math import MEAN, SAMPLES, STEPS, LeastSquaresState, mse_loss
 from sepsa.heads.protocols import Posterior
+from sepsa.heads.run.capture import LearnsInGraphs
 from sepsa.heads.run.choose import BackendRow, UpdateSize, choose
 from sepsa.validation import in_range
 
 
-class RLS(OwnsHead):
+class RLS(LearnsInGraphs):
     """Train a linear head by recursive least squares: an exact Newton step on the squared loss per update.
 
     Choose it for regression where a p x p matrix fits in memory, p the number of features and the bias. After any
@@ -86,11 +87,10 @@ class RLS(OwnsHead):
         (torch.Size([3, 1]), torch.Size([3, 1]))
     """
 
+    captures = CapturedState
     settings = ("ridge", "forgetting", "bias_ridge", "noise_factor")
     forgets = True  # in the next update; see `sepsa.heads.Forgets`
     _backend: Any  # holds the state: a `TorchBackend`, or that of captured steps
-    _captured: CapturedState | None = None  # what recordings of captured steps write to, once there is one
-    _not_copied: ClassVar[tuple[str, ...]] = ("_captured",)
     _initial: Tensor  # (m, p): the head at `bind`
     _choice: Choice  # the ridge and the prior in use
 
@@ -133,7 +133,7 @@ class RLS(OwnsHead):
 
     def _read(self) -> LeastSquaresState:
         """The state, on the device of the head, with the ridge that evidence chooses after captured steps."""
-        linear, captured = head_of(self), self._captured
+        linear, captured = head_of(self), self.captured
         device, state = linear.weight.device, self._backend.read()
         if captured is not None and self._backend is captured and self.ridge == "evidence":
             earlier, captured.updates = captured.updates, int(state.counters[STEPS])
@@ -162,7 +162,7 @@ class RLS(OwnsHead):
     def _eager(self) -> TorchBackend:
         """A backend that learns outside of a graph, with the state as it is."""
         state = self._read()
-        if self._backend is self._captured:
+        if self._backend is self.captured:
             self._backend = TorchBackend(head_of(self), state.copy())
         backend: TorchBackend = self._backend
         return backend
@@ -214,7 +214,7 @@ class RLS(OwnsHead):
     def checkpoint(self) -> Any:
         """Return what `rollback` needs to undo the next update: references and small copies of the state."""
         backend, linear = self._backend, self.linear
-        if backend is self._captured:
+        if backend is self.captured:
             backend = self._eager()
         elif linear is not None and backend.location and backend.location != location(linear):  # in other memory
             backend = self._change_backend(backend.rows)
@@ -520,22 +520,9 @@ class RLS(OwnsHead):
 
     # ------------------------------------------------------------------ learning inside a CUDA graph
 
-    @torch.no_grad()
-    def prepare_capture(self) -> Hashable:
-        """Copy the state to the memory that captured updates write, if the head was changed elsewhere since.
-
-        Returns:
-            The addresses and settings on which a recording depends.
-        """
-        linear, state, captured = head_of(self), self._read(), self._captured
-        if captured is None or not captured.lies_in(linear):
-            captured = CapturedState(linear, state)
-        if self._backend is not captured:
-            captured.load(state)
-        captured.W.copy_(follow(linear, captured.W))
-        captured.updates = int(state.counters[STEPS])
-        self._captured = self._backend = captured
-        return captured.forget(self.forgetting)
+    def _continue_captured(self) -> Hashable:
+        self._backend = self.captured
+        return self.captured.forget(self.forgetting)
 
     @torch.no_grad()
     def update_captured(self, features: Tensor, targets: Tensor) -> Tensor:
@@ -548,25 +535,9 @@ class RLS(OwnsHead):
         Returns:
             A boolean scalar on the device: False where a value was not finite, so that nothing was learned.
         """
-        captured = self._captured
+        captured = self.captured
         if captured is None or self._backend is not captured:
             raise RuntimeError("update_captured needs prepare_capture() first")
         if self._may_start(captured.updates) and not (features.is_cuda and torch.cuda.is_current_stream_capturing()):
             self._start_ridge(features, None)
         return captured.update(features, targets)
-
-    def replays(self) -> int | None:
-        """Return how many recorded updates may run before `prepare_capture` chooses the ridge again.
-
-        Returns:
-            The number of updates; None where a number fixes the ridge.
-        """
-        if self.ridge != "evidence" or self._captured is None:
-            return None
-        return evidence.updates_until(self._captured.updates, self.forgetting)
-
-    @torch.no_grad()
-    def finish_captured(self) -> None:
-        """Compute the curvature after the last `update_captured`; no forward or backward pass reads it."""
-        if self._captured is not None:
-            self._captured.finish()

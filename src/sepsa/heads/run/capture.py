@@ -1,15 +1,18 @@
-"""The memory of a head that learns inside CUDA graphs: at fixed addresses, without synchronizing with the host."""
+"""Learning inside CUDA graphs, without synchronizing with the host: a head's memory, and what its solvers share."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads.base.parameters import place_of, store
+from sepsa.heads.base.head import OwnsHead, head_of
+from sepsa.heads.base.parameters import follow, place_of, store
+from sepsa.heads.least_squares.evidence import updates_until
 from sepsa.heads.protocols import PrecisionWarning
 from sepsa.heads.run.choose import UpdateSize, choose
 
@@ -75,3 +78,55 @@ class CapturedHead:
             if mine is not None and value is not None and value is not mine:
                 mine.copy_(value.where(finite, mine))
         store(self.linear, self.W.to(self.weight.dtype))
+
+
+class LearnsInGraphs(OwnsHead):
+    """Base of the solvers that offer `sepsa.heads.Capturable`."""
+
+    ridge: float | Literal["evidence"]
+    forgetting: float
+    captures: ClassVar[Any]  # the kind of its `CapturedHead`
+    captured: Any = None  # the one that recordings write to, once there is one
+    _not_copied: ClassVar[tuple[str, ...]] = ("captured",)  # recordings stay with the original
+
+    @abstractmethod
+    def _read(self) -> Any:
+        """The state, with the ridge that evidence chooses after captured steps."""
+
+    @abstractmethod
+    def _continue_captured(self) -> Hashable:
+        """Continue from the state that captured steps write; what a recording of them depends on."""
+
+    @torch.no_grad()
+    def prepare_capture(self) -> Hashable:
+        """Copy the state to the memory that captured updates write, if the head was changed elsewhere since.
+
+        Returns:
+            The addresses and settings on which a recording depends.
+        """
+        linear, state, captured = head_of(self), self._read(), self.captured
+        if captured is None or not captured.lies_in(linear):
+            captured = self.captures(linear, state)
+        if state.W is not captured.W:
+            captured.load(state)
+        captured.W.copy_(follow(linear, captured.W))
+        if self.ridge == "evidence":
+            captured.updates = int(state.counters[0])
+        self.captured = captured
+        return self._continue_captured()
+
+    def replays(self) -> int | None:
+        """Return how many recorded updates may run before `prepare_capture` chooses the ridge again.
+
+        Returns:
+            The number of updates; None where a number fixes the ridge.
+        """
+        if self.ridge != "evidence" or self.captured is None:
+            return None
+        return updates_until(self.captured.updates, self.forgetting)
+
+    @torch.no_grad()
+    def finish_captured(self) -> None:
+        """Compute the curvature after the last `update_captured`; no forward or backward pass reads it."""
+        if self.captured is not None:
+            self.captured.finish()
