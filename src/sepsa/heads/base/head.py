@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads.base.checks import is_new_head
+from sepsa.heads.base.checks import bias_setting, is_new_head, ridge_setting
 from sepsa.heads.base.parameters import commit, join, store
+from sepsa.heads.base.ridge import BiasRidge
+from sepsa.validation import in_range
 
 if TYPE_CHECKING:
     from typing import Self
@@ -84,6 +87,21 @@ class OwnsHead(ABC):
         self._located()
         values, head = checkpoint
         assign(self, head, **dict(zip(self._replaced, values, strict=True)))
+
+
+class HasRidge(OwnsHead):
+    """Base of the head solvers of which evidence may choose the ridge: the settings that they share."""
+
+    settings: ClassVar[tuple[str, ...]] = ("ridge", "forgetting", "bias_ridge", "noise_factor")
+    forgets = True  # in the next update; see `sepsa.heads.Forgets`
+
+    def __init__(
+        self, ridge: float | Literal["evidence"], forgetting: float, bias_ridge: BiasRidge, noise_factor: float
+    ) -> None:
+        self.ridge = ridge if ridge == "evidence" else ridge_setting(ridge)
+        self.noise_factor = in_range("noise_factor", noise_factor, 0.0, math.inf)
+        self.forgetting = in_range("forgetting", forgetting, 0.0, 1.0)
+        self.bias_ridge = bias_setting(bias_ridge)
 
 
 def head_of(solver: OwnsHead) -> nn.Linear:

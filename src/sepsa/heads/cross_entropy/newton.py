@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from sepsa.heads.base import health, parameters
-from sepsa.heads.base.checks import bias_setting, check_rows, explain_nonfinite, ridge_setting
-from sepsa.heads.base.head import OwnsHead, assign, head_of, shape_words
+from sepsa.heads.base.checks import check_rows, explain_nonfinite
+from sepsa.heads.base.head import HasRidge, assign, head_of, shape_words
 from sepsa.heads.base.state_checks import check_regular, read_ridge, read_solver, settings_of
 from sepsa.heads.cross_entropy import evidence as class_evidence
 from sepsa.heads.cross_entropy.eager import Rows, Samples, TorchBackend
@@ -40,12 +40,10 @@ NOISE_FACTOR = 3.0  # by comparison: benchmarks/heads/class_defaults.py
 KEYS = CrossEntropyState._fields[:-3]  # weights and ridge follow from the settings, T from A
 
 
-class NewtonHead(OwnsHead):
+class NewtonHead(HasRidge):
     """Base of `SoftmaxNewton` and `LogisticNewton`; not a head by itself."""
 
     learns_partly = False  # whether each output has a curvature of its own; see `sepsa.heads.LearnsPartly`
-    forgets = True  # in the next update; see `sepsa.heads.Forgets`
-    settings: ClassVar[tuple[str, ...]] = ("ridge", "forgetting", "bias_ridge", "noise_factor")
     state: CrossEntropyState
     _replaced = ("state", "_updates", "_ridge")
     label_smoothing = 0.0
@@ -60,8 +58,7 @@ class NewtonHead(OwnsHead):
         bias_ridge: float | Literal["ridge"] | None,
         noise_factor: float,
     ) -> None:
-        self.ridge = ridge if ridge == "evidence" else ridge_setting(ridge)
-        self.noise_factor = in_range("noise_factor", noise_factor, 0.0, math.inf)
+        super().__init__(ridge, forgetting, bias_ridge, noise_factor)
         ridge = self._ridge = START if isinstance(self.ridge, str) else self.ridge  # the present one
         if ridge < _SMALL_RIDGE:
             warnings.warn(
@@ -70,8 +67,6 @@ class NewtonHead(OwnsHead):
                 PrecisionWarning,
                 stacklevel=3,
             )
-        self.forgetting = in_range("forgetting", forgetting, 0.0, 1.0)
-        self.bias_ridge = bias_setting(bias_ridge)
 
     @abstractmethod
     def _weights(self, W: Tensor) -> Tensor:

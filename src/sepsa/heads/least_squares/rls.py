@@ -12,8 +12,8 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads.base import checks, health
-from sepsa.heads.base.checks import check_outputs, check_rows, explain_nonfinite
+from sepsa.heads.base import health
+from sepsa.heads.base.checks import check_dtype, check_outputs, check_rows, explain_nonfinite
 from sepsa.heads.base.head import assign, head_of, shape_words
 from sepsa.heads.base.parameters import as_outputs, bias_words, commit, follow, rows_to_predict, samples, start, store
 from sepsa.heads.least_squares import delta, evidence
@@ -88,8 +88,6 @@ class RLS(LearnsInGraphs):
     """
 
     captures = CapturedState
-    settings = ("ridge", "forgetting", "bias_ridge", "noise_factor")
-    forgets = True  # in the next update; see `sepsa.heads.Forgets`
     _backend: Any  # holds the state: a `TorchBackend`, or that of captured steps
     _initial: Tensor  # (m, p): the head at `bind`
     _choice: Choice  # the ridge and the prior in use
@@ -103,12 +101,10 @@ class RLS(LearnsInGraphs):
         noise_factor: float = 8.0,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self.ridge = ridge if ridge == "evidence" else checks.ridge_setting(ridge)
-        self.noise_factor = in_range("noise_factor", noise_factor, 0.0, math.inf)
-        self.forgetting = in_range("forgetting", forgetting, 0.0, 1.0)
+        super().__init__(ridge, forgetting, bias_ridge, noise_factor)
         if dtype is not None:
-            checks.check_dtype(dtype)
-        self.bias_ridge, self.dtype = checks.bias_setting(bias_ridge), dtype
+            check_dtype(dtype)
+        self.dtype = dtype
 
     # ------------------------------------------------------------------ state
 

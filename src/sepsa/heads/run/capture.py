@@ -5,12 +5,12 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads.base.head import OwnsHead, head_of
+from sepsa.heads.base.head import HasRidge, head_of
 from sepsa.heads.base.parameters import follow, place_of, store
 from sepsa.heads.least_squares.evidence import updates_until
 from sepsa.heads.protocols import PrecisionWarning
@@ -80,11 +80,9 @@ class CapturedHead:
         store(self.linear, self.W.to(self.weight.dtype))
 
 
-class LearnsInGraphs(OwnsHead):
+class LearnsInGraphs(HasRidge):
     """Base of the solvers that offer `sepsa.heads.Capturable`."""
 
-    ridge: float | Literal["evidence"]
-    forgetting: float
     captures: ClassVar[Any]  # the kind of its `CapturedHead`
     captured: Any = None  # the one that recordings write to, once there is one
     _not_copied: ClassVar[tuple[str, ...]] = ("captured",)  # recordings stay with the original
