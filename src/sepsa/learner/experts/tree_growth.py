@@ -74,10 +74,10 @@ def choose(model):
         elif 2 * f < wanted:
             chosen[f] = best_besides(gains, chosen[:f])
         else:
-            rank, j = int(random(growth) * (d - f)), 0
-            while rank > 0 or among(chosen[:f], j):
-                rank -= 0 if among(chosen[:f], j) else 1
+            rank, j = int(random(growth) * (d - f)), -1
+            while rank >= 0:
                 j += 1
+                rank -= 0 if among(chosen[:f], j) else 1
             chosen[f] = j
     scale(gains, 1.0 - 1.0 / size.trees(model))
     for k in range(direction.size):
