@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sepsa.learner.arithmetic.candidates import relative_weight
+from sepsa.learner.arithmetic.weigh import weigh
 from sepsa.learner.experts.stack import FLOOR, PRIOR, RIDGE, STACK_FORGETTING, strength
 from sepsa.learner.memory.parts import Floats
 from sepsa.learner.rows import row_parts
@@ -63,7 +63,8 @@ def mixture_of(answers: Floats, targets: Floats, weight: Floats, fold: Any) -> t
     candidates = np.concatenate([answers, stacked[:, None]], 1)
     losses = weight @ ((candidates - targets[:, None]) ** 2).sum(2)
     evidence = float(weight.sum())
-    shares = weights_of(losses, evidence)
+    shares = np.empty_like(losses)
+    weigh(losses, strength(evidence), FLOOR, PRIOR, shares)
     kept = min(1.0, 1 / ((1 - STACK_FORGETTING) * evidence))
     stored = {"GRAM": kept * gram, "MOMENT": kept * moment, "STACK": solved(gram, moment)}
     stored |= {"LOSS": losses, "WEIGHT": shares}
@@ -73,13 +74,3 @@ def mixture_of(answers: Floats, targets: Floats, weight: Floats, fold: Any) -> t
 def solved(gram: Floats, moment: Floats) -> Floats:
     """The weights of the stack, (gram + RIDGE·1)⁻¹ moment."""
     return np.linalg.solve(gram + RIDGE * np.eye(len(moment)), moment).astype(np.float64)
-
-
-def weights_of(losses: Floats, evidence: float) -> Floats:
-    """The weights of experts and stack by their losses."""
-    least, power = losses.min(), strength(evidence)
-    priors = [0.0] + [PRIOR] * (len(losses) - 1)
-    pairs = zip(losses, priors, strict=True)
-    weights: Floats = np.array([relative_weight(loss, least, power, FLOOR, prior) for loss, prior in pairs])
-    weights /= weights.sum()
-    return weights
