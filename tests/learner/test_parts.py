@@ -23,7 +23,7 @@ means = Group(
     Part("FILLED", Record(rows=Field(int, bounds=(0, "ring")), next=Field(int, bounds=(0, "ring - 1")))),
     Part(
         "NUMBERS",
-        Record(total=Field(float, bounds=(None, None), unit=("inputs", -1)), count=Field(int, start=1, restarts=True)),
+        Record(total=Field(float, unit=("inputs", -1)), count=Field(int, start=1, restarts=True)),
     ),
     work("OFF", float, ("inputs",)),
     sizes={"ring": lambda sizes: 12 // sizes["inputs"]},
@@ -105,10 +105,9 @@ def test_a_saved_state_loads_and_a_record_is_a_vector(rows):
 
 
 DAMAGES = {
-    "above a size": ("FILLED", np.array([7, 0]), r"state\['FILLED'\] must be numbers in \[0, 6\] at 'rows', got 7"),
-    "a size less 1": ("FILLED", np.array([1, 6]), r"in \[0, 5\] at 'next', got 6"),
-    "no whole number": ("NUMBERS", np.array([0.0, 1.5]), r"a whole number at 'count', got 1\.5"),
-    "an array's bound": ("LAST", np.full((6, 2), -101, np.float32), r"in \[-100, 100\], got -101"),
+    "above a size": ("FILLED", np.array([7, 0]), r"state\['FILLED'\] must be within \(0, 'ring'\), got .*7"),
+    "a size less 1": ("FILLED", np.array([1, 6]), r"within \(0, 'ring - 1'\), got .*6"),
+    "an array's bound": ("LAST", np.full((6, 2), -101, np.float32), r"within \(-100, 100\), got an array of float32"),
     "a dtype": ("LAST", np.zeros((6, 2)), r"\['LAST'\] must be an array of float32"),
     "a rule": ("MEAN", np.array([0.0, 1e9]), r"\['MEAN'\] must be below all shares"),
 }

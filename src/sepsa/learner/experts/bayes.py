@@ -18,8 +18,8 @@ parts = Group(
     given,
     "naive Bayes",
     Part("CLASS_MEANS", float, ("outputs", "inputs")),
-    Part("CLASS_COUNTS", float, ("outputs",), bounds=(0, None)),
-    Part("CLASS_SQUARES", float, ("inputs",), bounds=(0, None)),
+    Part("CLASS_COUNTS", float, ("outputs",)),
+    Part("CLASS_SQUARES", float, ("inputs",)),
     Part("CLASSED", Record(rows=float)),  # the discounted number of rows of any class
 )
 

@@ -25,7 +25,7 @@ parts = Group(
     given,
     "log trees",
     Part("ORIGIN", Record(value=float)),  # a + s, 0 where the expert is silent
-    Part("HIGHEST", Record(value=Field(float, bounds=(None, None)))),  # the largest t of all rows
+    Part("HIGHEST", Record(value=float)),  # the largest t of all rows
     # The sums of which c is the ratio: of targets times answers, and of squared answers.
     Part("FACTOR", Record(products=Field(float, PRIOR), squares=Field(float, PRIOR))),
 )

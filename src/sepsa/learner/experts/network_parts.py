@@ -11,7 +11,6 @@ from sepsa.learner.memory.views import Group
 # The part of φ = [hidden units, inputs, 1] that a head sees: its end, from some hidden unit on, or hidden units and 1.
 END, HIDDEN = range(2)
 TEMPERATURES = 17  # inverse ones, from 1/2 in steps of √2, those of `calibration.INVERSE_TEMPERATURES`
-POSITIVE = (np.finfo(float).tiny, None)
 
 
 def grow_first_layer(old, new, before, after):
@@ -58,17 +57,17 @@ parts = Group(
     "network",
     Part("THETA", np.float32, ("parameters",), grows=grow_first_layer),
     Part("FIRST", np.float32, ("parameters",), grows=grow_first_layer),
-    Part("SECOND", np.float32, ("parameters",), grows=grow_first_layer, bounds=(0, None)),
+    Part("SECOND", np.float32, ("parameters",), grows=grow_first_layer),
     Part("MEAN", float, ("inputs",)),
-    Part("SCALE", float, ("inputs",), start=unscaled, bounds=(0, None)),
+    Part("SCALE", float, ("inputs",), start=unscaled),
     Part("CENTRE", float, ("inputs",)),  # the commonest value, the median of the first rows
-    Part("TYPICAL", float, ("inputs",), bounds=(0, None)),
-    Part("EXCESS", float, ("inputs",), bounds=(0, None)),
+    Part("TYPICAL", float, ("inputs",)),
+    Part("EXCESS", float, ("inputs",)),
     Part("TYPICAL_RUN", float, ("inputs",)),
-    Part("USUAL", float, ("inputs",), bounds=(0, None)),
-    Part("LATE", float, ("inputs",), bounds=(0, None)),
-    Part("GAIN", float, ("outputs",), start=unscaled, bounds=(0, None)),
-    Part("ERROR", float, ("outputs", 4), bounds=(0, None)),
+    Part("USUAL", float, ("inputs",)),
+    Part("LATE", float, ("inputs",)),
+    Part("GAIN", float, ("outputs",), start=unscaled),
+    Part("ERROR", float, ("outputs", 4)),
     Part("ERROR_RUN", float, ("outputs", 3)),
     Part("RANGE", float, ("outputs", 2), start=lambda sizes: (1.0, 0.0)),  # low above high: no target yet
     Part("CALIBRATION", float, (TEMPERATURES,)),
@@ -101,10 +100,10 @@ heads = Group(
     Part("NUMBERS", NUMBERS),
     Part("W", float, ("outputs", "p"), grows=grow_before_bias),
     Part("U", float, ("triangle",), grows=grow_triangle),
-    Part("D", float, ("p",), grows=grow_before_bias, bounds=POSITIVE, unit=("rows", -1)),
-    Part("RIDGE", float, ("p",), grows=grow_before_bias, bounds=POSITIVE, unit=("rows", 1)),
+    Part("D", float, ("p",), grows=grow_before_bias, unit=("rows", -1)),
+    Part("RIDGE", float, ("p",), grows=grow_before_bias, unit=("rows", 1)),
     Part("PRIOR", float, ("outputs", "p"), grows=grow_before_bias),
-    Part("ENERGY", float, ("outputs",), bounds=(0, None)),
+    Part("ENERGY", float, ("outputs",)),
     sizes=dict.fromkeys(("subset", "units", "p", "triangle")),
     repeated=True,
 )

@@ -34,8 +34,8 @@ parts = Group(
     given,
     "mixture",
     Part("COUNTS", COUNTS),
-    Part("SCALE", float, ("inputs",), bounds=(0, None)),  # the network's, before changes of the inputs' scales
-    Part("ERROR", float, ("outputs", 4), bounds=(0, None)),
+    Part("SCALE", float, ("inputs",)),  # the network's, before changes of the inputs' scales
+    Part("ERROR", float, ("outputs", 4)),
     Part("ERROR_RUN", float, ("outputs", 3)),
     Part("GRAM", float, ("stacked", "stacked")),
     Part("MOMENT", float, ("stacked",)),

@@ -79,15 +79,15 @@ GROWTH = Record(
     trees=Field(int, bounds=(0, "trees")),  # how many there are
     phase=Field(int, start=BEGIN, bounds=(0, UPDATE), restarts=True),  # what is done next
     cursor=Field(int, bounds=(0, "room"), restarts=True),  # the next row of the pass
-    random=Field(int, start=1, bounds=(0, 2**32 - 1)),  # the state of the generator
-    weight=Field(float, bounds=(None, None)),  # the units of weights and of residuals in the histograms
-    residual=Field(float, bounds=(None, None)),
+    random=Field(int, start=1),  # the state of the generator
+    weight=float,  # the units of weights and of residuals in the histograms
+    residual=float,
     rows=Field(int, bounds=(0, "room"), restarts=True),  # of the tree in growth, and the place of the first
     first=Field(int, bounds=(0, "room - 1")),
     leaves=Field(int, bounds=(0, LEAVES)),
     leaf=Field(int, bounds=(0, LEAVES)),  # that is divided or gets its value
     left=Field(int, bounds=(0, "room")),  # its rows that went left
-    top=Field(float, bounds=(None, None)),  # the gain of the first split
+    top=float,  # the gain of the first split
 )
 STORED = Record(
     rows=Field(int, bounds=(0, "room")),
@@ -107,7 +107,7 @@ parts = Group(
     Part("DRAWN", float, ("inputs",)),  # the rows from which the edges were drawn
     Part("LATEST", np.float32, ("inputs", SAMPLE), start=NOWHERE),
     # 1 where an input was ever missing; else one that is missing counts as its mean
-    Part("MISSED", np.uint8, ("inputs",), bounds=(0, 1)),
+    Part("MISSED", np.uint8, ("inputs",)),
     Part("SPLIT_INPUTS", np.uint32, ("tree_slots", LEAVES - 1), bounds=(0, "inputs - 1")),
     Part("SPLIT_THRESHOLDS", np.float32, ("tree_slots", LEAVES - 1), start=NOWHERE),
     # a split, or -1 - a leaf

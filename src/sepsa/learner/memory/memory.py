@@ -261,27 +261,21 @@ def divided(values: Any, by: float, power: int) -> Any:
 
 def read(entries: schema.Entries, key: str, place: Place, into: Any, there: tuple[int, ...]) -> None:
     """Read a part, of which `there` is the shape that was saved, from a saved entry, with its bounds."""
-    if isinstance(place.part.dtype, Record):
-        fields = place.part.dtype.fields
-        vector = entries.array(key, (len(fields),), place.part.dtype.saved)
-        for value, (name, field) in zip(vector.tolist(), fields.items(), strict=True):
-            if field.dtype is int and value != math.floor(value):
-                raise entries.damaged(key, f"a whole number at {name!r}", value)
-            check_bounds(entries, key, np.float64(value), field.bounds, place.sizes, f" at {name!r}")
-            into[name] = value
+    if not isinstance(place.part.dtype, Record):
+        array = into[tuple(map(slice, there))] = entries.array(key, there, into.dtype)
+        check_bounds(entries, key, array, place.part.bounds, place.sizes)
         return
-    array = entries.array(key, there, into.dtype)
-    check_bounds(entries, key, array, place.part.bounds, place.sizes)
-    into[tuple(map(slice, there))] = array
+    fields = place.part.dtype.fields
+    vector = entries.array(key, (len(fields),), place.part.dtype.saved)
+    for value, (name, field) in zip(vector.tolist(), fields.items(), strict=True):
+        into[name] = value
+        if field.dtype is int:
+            check_bounds(entries, key, into[name], field.bounds, place.sizes)
 
 
-def check_bounds(entries: schema.Entries, key: str, values: Any, bounds: Any, sizes: Sizes, where: str = "") -> None:
-    """Raise an error for a value outside of bounds."""
-    low, high = (limit(bound, sizes) for bound in bounds)
-    outside = np.zeros(values.shape, bool)
-    outside |= False if low is None else values < low
-    outside |= False if high is None else values > high
-    if outside.any():
-        kind = "integers" if values.dtype.kind in "iu" else "numbers"
-        words = schema.bounds(-math.inf if low is None else low, math.inf if high is None else high)
-        raise entries.damaged(key, kind + words + where, values[outside].reshape(-1)[0].item())
+def check_bounds(entries: schema.Entries, key: str, values: Any, bounds: Any, sizes: Sizes) -> None:
+    """Raise an error for a value outside of bounds, by which kernels find places without a look at their limits."""
+    low, high = bounds
+    outside = low is not None and (values < limit(low, sizes)).any()
+    if outside or (high is not None and (values > limit(high, sizes)).any()):
+        raise entries.damaged(key, f"within {bounds}", schema.brief(values))

@@ -36,7 +36,10 @@ def at_the_end(old: Any, new: Any, before: Sizes, after: Sizes) -> None:
 
 
 class Field(NamedTuple):
-    """A number of a record; `restarts` says that it returns to its start where rows are moved by growth."""
+    """A number of a record; `restarts` says that it returns to its start where rows are moved by growth.
+
+    `bounds` are those of an integer, as of a place; a float has none.
+    """
 
     dtype: type
     start: float = 0
@@ -86,9 +89,9 @@ class Rule(NamedTuple):
     holds: Callable[[Callable[[str], Any]], bool]
 
 
-def limit(bound: Any, sizes: Sizes) -> float | None:
-    """A bound as a number, or None."""
+def limit(bound: float | str, sizes: Sizes) -> float:
+    """A bound as a number."""
     if not isinstance(bound, str):
-        return None if bound is None else float(bound)
+        return bound
     size, _, less = bound.partition(" - ")
     return sizes[size] - int(less or 0)
