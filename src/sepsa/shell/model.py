@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import asdict
 from itertools import islice
 from statistics import NormalDist
@@ -213,7 +214,7 @@ class TableModel(TableOptions):
 
     def state_dict(self) -> dict[str, Any]:
         """The model's state as plain data; a model that loads it continues bit for bit."""
-        state = {"trace": self.trace.state_dict(), "quarantined": self.quarantined}
+        state = {"trace": asdict(self.trace), "quarantined": self.quarantined}
         return sealed(state | {"learner": self.learner.state_dict()})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -224,5 +225,5 @@ class TableModel(TableOptions):
             lambda _: self._new_body(1, 1),
             lambda state: Inputs.from_state(state, self.categories, self.inputs.means),
         )
-        trace = ErrorTrace.from_state(new["trace"])
-        self.learner, self.trace, self.quarantined = learner, trace, new["quarantined"]
+        self.learner, self.quarantined = learner, new["quarantined"]
+        self.trace = ErrorTrace(**deepcopy(new["trace"]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import asdict
 from typing import Any
 
@@ -24,11 +24,12 @@ from sepsa.shell.model import BlockResult
 from sepsa.shell.options import SeriesOptions
 from sepsa.shell.reading import ABSENT, NOT_FINITE, Reading, cure_of, wrong_cell
 from sepsa.shell.trace import ErrorTrace
-from sepsa.states import schema
 from sepsa.states.objects import rebuilt_as
+from sepsa.states.sealed import sealed, unsealed
 
 SHOWN = 4  # horizons of past rows in the chart
 TEXTS = 8  # inputs of a column of texts: one for each of its first texts, the last for all others
+OWN = ("quarantined", "next", "history", "texts")  # what is saved as it is
 
 
 @rebuilt_as("sepsa forecast")
@@ -241,24 +242,14 @@ class ForecastTable(SeriesOptions):
 
         Rows held back are not part of it: they are read again, with the targets that have come.
         """
-        return {
-            "forecaster": self.forecaster.state_dict(),
-            "trace": self.trace.state_dict(),
-            "quarantined": self.quarantined,
-            "next": self.next.copy(),
-            "history": self.history.copy(),
-            "texts": {name: list(texts) for name, texts in self.texts.items()},
-        }
+        own = {name: vars(self)[name] for name in OWN}
+        return sealed(deepcopy(own) | {"forecaster": self.forecaster.state_dict(), "trace": asdict(self.trace)})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue as a new model from the result of `state_dict`; a ValueError changes nothing."""
-        new = schema.read("state", state_dict, set(self.state_dict()))
-        trace, quarantined, m = ErrorTrace.from_state(new["trace"]), new.integer("quarantined"), len(self.target)
-        following, history = new.array("next", (m,), missing=True), new.array("history", (None, m), missing=True)
-        texts = {str(name): [str(text) for text in known][:TEXTS] for name, known in dict(new["texts"]).items()}
+        new = unsealed("state", state_dict, {*OWN, "forecaster", "trace"})
         self.forecaster.load_state_dict(new["forecaster"])
-        self.trace, self.quarantined, self.texts = trace, quarantined, texts
-        self.next, self.history = following, history
+        vars(self).update(deepcopy({name: new[name] for name in OWN}), trace=ErrorTrace(**deepcopy(new["trace"])))
 
 
 def date_of(text: str, date_format: str) -> float:

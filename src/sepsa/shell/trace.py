@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from sepsa.learner.memory.parts import Floats
-from sepsa.states import schema
 
 WINDOW = 256  # rows whose mean error is one value; windows do not depend on the blocks of rows
 POINTS = 256  # most points of the curve: two become one when there are more
@@ -58,13 +56,3 @@ class ErrorTrace:
     def recent(self) -> float:
         """The mean error of the last hundreds of rows."""
         return (self.part or self.points or [self.mean])[-1]
-
-    def state_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_state(cls, state: Any) -> ErrorTrace:
-        """A trace that continues from the result of `state_dict`; ValueError where that is damaged."""
-        new = schema.read("state['trace']", state, set(cls().state_dict()))
-        points, part = (new.items(name).numbers(0.0) for name in ("points", "part"))
-        return cls(new.array("open", (None,), low=-1.0), points, new.integer("span", 1), part)
