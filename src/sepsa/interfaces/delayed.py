@@ -181,6 +181,5 @@ def line_of(sample: Sequence[Any]) -> str:
 
 def read_sample(line: str) -> list[Any]:
     """The sample of which `line_of` made this."""
-    sample: Any = unpack_label("a sample", json.loads(line))
-    *keys, names, values = sample
+    *keys, names, values = unpack_label(json.loads(line))
     return [*keys, dict(zip(names, values, strict=True))]

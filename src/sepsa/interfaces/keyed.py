@@ -144,7 +144,7 @@ class KeyedLearner:
 
     def __iter__(self) -> Iterator[Hashable]:
         for name in sorted(self._names()):
-            yield unpack_label("key", json.loads(name))
+            yield unpack_label(json.loads(name))
 
     def __len__(self) -> int:
         return len(self._names())

@@ -70,7 +70,7 @@ class Features(NamedTuple):
     def from_state(cls, state: Entries) -> Features:
         """The features of which `state_dict` returned the entry "inputs"."""
         new = state.entries("inputs", {"names", "pending"})
-        pending = {unpack_label(new.path("pending"), name): list(values) for name, values in new["pending"]}
+        pending = {unpack_label(name): list(values) for name, values in new["pending"]}
         return cls(unpack_labels(new, "names"), pending)
 
 

@@ -1,4 +1,4 @@
-"""Random generators, and names of features and classes, as plain data that any format can hold."""
+"""Names of features and classes, and keys, as plain data that any format can hold."""
 
 from __future__ import annotations
 
@@ -9,23 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from sepsa.states.schema import Entries, brief, settings
+from sepsa.states.schema import Entries
 from sepsa.states.tree import PLAIN, Decoder, Tree
-
-
-def generator_state(generator: np.random.Generator) -> Any:
-    """The state of NumPy's default generator."""
-    return generator.bit_generator.state
-
-
-def read_generator(name: str, value: Any) -> np.random.Generator:
-    """A generator that continues from `generator_state`."""
-    generator = np.random.default_rng(0)
-    with settings(name):
-        generator.bit_generator.state = value
-        if generator.bit_generator.state != value:
-            raise ValueError(f"it must be the state of a generator, got {brief(value)}")
-    return generator
 
 
 def is_label(value: Any) -> bool:
@@ -48,19 +33,14 @@ def pack_label(label: Hashable) -> Any:
     )
 
 
-def unpack_label(name: str, value: Any) -> Hashable:
-    """The label that `pack_label` was given, from the entry `name`."""
-    with settings(name):
-        label: Hashable = Decoder({})(value)
-        if pack_label(label) != value:
-            raise ValueError(f"it must be a label as `pack_label` writes it, got {brief(value)}")
-    return label
+def unpack_label(value: Any) -> Any:
+    """The label that `pack_label` was given."""
+    return Decoder({})(value)
 
 
 def unpack_labels(state: Entries, key: str) -> dict[Hashable, int]:
     """Labels with their positions."""
-    items = state.items(key)
-    return {unpack_label(items.path(i), label): i for i, label in enumerate(items.values)}
+    return {unpack_label(label): i for i, label in enumerate(state[key])}
 
 
 def packed(key: Hashable) -> str:

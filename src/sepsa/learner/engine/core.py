@@ -19,7 +19,6 @@ from sepsa.learner.experts.frame import Expert, given, row
 from sepsa.learner.memory.memory import Layout, Memory
 from sepsa.learner.memory.parts import Floats
 from sepsa.states import schema
-from sepsa.states.plain import generator_state, read_generator
 from sepsa.validation import at_least
 
 BANDWIDTH = 1.4  # of Fourier features, over standardized inputs
@@ -110,7 +109,8 @@ class EngineState:
 
     def of_form(self, form: Form) -> EngineState:
         """Another one of this form, before any row, with a generator of its own."""
-        rng = read_generator("generator", generator_state(self.rng))  # copies share one until it is drawn from
+        rng = np.random.default_rng(0)
+        rng.bit_generator.state = self.rng.bit_generator.state  # copies share a generator until it is drawn from
         return started(form, self.options, rng)
 
     def with_settings(self, **settings: int) -> EngineState:

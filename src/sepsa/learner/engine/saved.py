@@ -14,13 +14,10 @@ import numpy as np
 from sepsa.learner.engine.core import EngineState, Form, body_weights, started
 from sepsa.learner.experts import EXPERTS, trees
 from sepsa.learner.experts.frame import OPTIONS
-from sepsa.learner.experts.tree_parts import MEMORY, room_for, window
-from sepsa.learner.memory.memory import SHAPES, saved, shapes_of
+from sepsa.learner.experts.tree_parts import room_for, window
+from sepsa.learner.memory.memory import saved, shapes_of
 from sepsa.learner.options import ACTIVATIONS
 from sepsa.states import schema
-from sepsa.states.plain import generator_state, read_generator
-
-MOST_TREES = 1000
 
 
 def settings(core: EngineState) -> dict[str, Any]:
@@ -46,7 +43,7 @@ def state_dict(core: EngineState) -> dict[str, Any]:
         "inputs": core.form.inputs,
         "outputs": core.form.outputs,
         "parts": core.memory.state_dict(),
-        "generator": generator_state(core.rng),
+        "generator": core.rng.bit_generator.state,
     }
 
 
@@ -58,19 +55,18 @@ def loaded(core: EngineState, state: Any, entry: str) -> EngineState:
     for name, value in wanted.items():
         own.equal(name, value)
     form = core.form.with_settings(**sizes_of(new["parts"], new.path("parts")))
-    other = core.of_form(form._replace(inputs=new.integer("inputs", 1), outputs=new.integer("outputs", 1)))
+    other = core.of_form(form._replace(inputs=new["inputs"], outputs=new["outputs"]))
     other.memory.load_state_dict(new["parts"], new.path("parts"))
-    other.rng = read_generator(new.path("generator"), new["generator"])
+    other.rng.bit_generator.state = new["generator"]
     return other
 
 
 def sizes_of(states: Any, entry: str) -> dict[str, int]:
-    """The number of saved trees, and the rows for which they have room; none where the state does not say."""
-    own = states.get("trees") if isinstance(states, dict) else None
-    if not isinstance(own, dict) or SHAPES not in own:
+    """The number of saved trees, and the rows for which they have room."""
+    if "trees" not in states:
         return {}
-    shape, _ = shapes_of(trees.EXPERT.group, schema.Entries(f"{entry}['trees']", own))["LEAF_OF_ROW"]
-    return {"trees": shape[0], "room": shape[1]} if 0 < shape[0] < MOST_TREES and 0 < shape[1] <= MEMORY else {}
+    shapes = shapes_of(trees.EXPERT.group, schema.Entries(f"{entry}['trees']", states["trees"]))
+    return dict(zip(("trees", "room"), shapes["LEAF_OF_ROW"][0], strict=True))
 
 
 # ---------------------------------------------------------------------- pickles

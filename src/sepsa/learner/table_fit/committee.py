@@ -12,8 +12,6 @@ from sepsa.learner.memory.parts import Floats
 from sepsa.learner.stream_learner import NewInput, StreamLearner
 from sepsa.states import schema
 
-LARGEST_INFLATION = 1e6
-
 
 class Committee:
     """The mean of several learners; each learns every row that the committee learns.
@@ -69,17 +67,14 @@ class Committee:
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain data; a committee that loads it continues bit for bit."""
-        states = [member.state_dict() for member in self.members]
         loss = "huber" if self.engine.robust else "squared"
-        return {"inflation": self.inflation, "loss": loss, "count": len(states), "members": states}
+        states = [member.state_dict() for member in self.members]
+        return {"inflation": self.inflation, "loss": loss, "members": states}
 
     def load_state_dict(self, state_dict: dict[str, Any], entry: str = "state_dict") -> None:
         """Continue from the result of `state_dict`, with its number of members; a ValueError changes nothing."""
-        new = schema.read(entry, state_dict, {"inflation", "loss", "count", "members"})
-        states = new.items("members", new.integer("count", 1))
-        inflation = round(new.number("inflation", 1.0, LARGEST_INFLATION))
-        members = [self.members[0].copy() for _ in states.values]
-        for i, member in enumerate(members):
-            member.load_state_dict(states[i], states.path(i))
-            member.engine.set_inflation(inflation)
-        self.members, self.inflation = members, inflation
+        new = schema.read(entry, state_dict, {"inflation", "loss", "members"})
+        members = [self.members[0].copy() for _ in new["members"]]
+        for i, (member, state) in enumerate(zip(members, new["members"], strict=True)):
+            member.load_state_dict(state, f"{new.path('members')}[{i}]")
+        vars(self).update(vars(Committee(members, new["inflation"])))
