@@ -212,8 +212,8 @@ def test_no_checkpoint_goes_to_a_device_or_comes_from_one():
 def test_a_folder_and_a_path_that_cannot_be_written_stop_before_learning(option, monkeypatch):
     monkeypatch.setattr(TableModel, "learn", lambda *_: pytest.fail("it learns"))
     Path("folder").mkdir()
-    assert "is a directory: give a file" in stream(f"{option} folder", code=1)
-    assert "no such file or directory: check the path" in stream(f"{option} none/x", code=1)
+    assert "is a directory" in stream(f"{option} folder", code=1)
+    assert "no such file or directory" in stream(f"{option} none/x", code=1)
     assert Path("folder").is_dir()
 
 

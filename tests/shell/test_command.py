@@ -394,7 +394,7 @@ WRONG = [  # beside test_bad_input.py: the table, further options, the exit code
     (GOOD, "--probabilities", 2, "--probabilities needs a target that is a class"),
     (GOOD, "--classify --intervals .9", 2, "got 0.9: --probabilities is for classes"),
     (b"x;y\n1;2\n", "--sep ,", 2, "if they are not separated rightly, give --sep"),
-    (GOOD, "--predictions /dev/full", 1, "no space left on device: make room"),
+    (GOOD, "--predictions /dev/full", 1, "no space left on device"),
     (b"x,y\n1,\n2,2026-01-01\n", "", 2, "line 3: 'y' is '2026-01-01', which is not a number: add --classify"),
     (b'{"x": 1, "y": "up"}\n', "", 2, "line 1: 'y' is 'up', which is not a number: add --classify"),
 ]
@@ -799,7 +799,7 @@ def test_the_report_needs_no_network_and_runs_nothing():
     assert "the page is pages/m.html" in said("report m.sepsa --out pages")
     head = re.compile(r'<p class="sub">.*? · .*? UTC')
     assert head.sub("", Path("pages/m.html").read_text()) == head.sub("", page)
-    assert "is a directory: give a file" in said("report .", code=1)
+    assert "is a directory" in said("report .", code=1)
     assert not re.search(r"https?://|<script|src=|@import", page)
     assert "&lt;script&gt;alert(1)" in page
     assert 'id="rows">11,999<' in page

@@ -62,20 +62,11 @@ def duration(seconds: float) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """An error in one line; the cure is added to messages of the operating system."""
+    """An error in one line."""
     if isinstance(error, MemoryError):
         return "there is not enough memory: leave out wide text columns by --drop, or lower --categories"
-    cures = {
-        2: "check the path",
-        13: "check its permissions",
-        21: "give a file",
-        28: "make room",
-        30: "give a folder that can be written",
-    }
     if isinstance(error, OSError) and error.strerror:
-        name = f"{error.filename}: " if error.filename else ""
-        cure = cures.get(error.errno or 0)
-        return f"{name}{error.strerror.lower()}{f': {cure}' if cure else ''}"
+        return f"{error.filename}: {error.strerror.lower()}" if error.filename else error.strerror.lower()
     return " ".join(str(error).split()) or type(error).__name__
 
 
