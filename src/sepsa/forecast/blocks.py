@@ -326,8 +326,8 @@ class BlockModel:
             setattr(self, name, new.array(name, own.shape, own.dtype, missing=missing))
         if new["learner"] is not None:
             self.learner.load_state_dict(new["learner"])
-            if self.learner.n_features_in_ != self.width or self.learner._target_shape != (self.size.size,):
-                raise new.damaged("learner", f"one of {self.width} inputs and {self.size.size} targets", "another")
+            if self.learner.n_features_in_ != self.width:
+                raise new.damaged("learner", f"one of {self.width} inputs", self.learner.n_features_in_)
 
 
 def shared(learner: SepSARegressor) -> SepSARegressor:

@@ -283,7 +283,7 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
             names = new["feature_names"]
 
             def new_body(state: Entries) -> Any:
-                if "members" not in (saved := state.mapping("body").values):
+                if "members" not in (saved := state["body"]):
                     return self._new_body(1, 1, seed=0)
                 # The loss that `fit` has used depends on the weights of its rows.
                 return Committee([self._new_body(1, 1, seed=0, for_fit=True, loss=saved["loss"])])
@@ -291,8 +291,8 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
             def read_inputs(state: Entries) -> FrameEncoder | None:
                 if state["inputs"] is None:
                     return None
-                count = len(state.mapping("inputs").items("kinds"))
-                return FrameEncoder.from_state(state, names, count, self._means(len(state["outputs"])))
+                count, outputs = len(state["inputs"]["kinds"]), len(state["outputs"])
+                return FrameEncoder.from_state(state, names, count, self._means(outputs))
 
             other._learner = learner = Learner.loaded(new, new_body, read_inputs)
             columns = learner.body.engine.inputs if learner.inputs is None else len(learner.inputs.kinds)

@@ -86,8 +86,7 @@ class Inputs:
         self.texts = {
             column: {text: self.names[f"{column}={text}"] for text in texts} for column, texts in new["texts"].items()
         }
-        levels = new.mapping("levels")
-        self.levels = {column: LevelMeans.from_state(self.means, levels, column) for column in levels.values}
+        self.levels = {column: LevelMeans.from_state(self.means, state) for column, state in new["levels"].items()}
 
     def learn(
         self, columns: Mapping[str, Column], Y: Floats, shuffled: bool = False

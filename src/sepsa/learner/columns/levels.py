@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from sepsa.learner.arithmetic.robust import HUGE
 from sepsa.learner.memory.parts import Floats
 from sepsa.learner.scales import reciprocal
-from sepsa.states import schema
 
 SLOTS = 1 << 14
 PRIOR = 10.0  # rows
@@ -81,14 +80,13 @@ class LevelMeans:
     def state_dict(self) -> dict[str, Any]:
         slots = np.flatnonzero(self.keys)
         arrays = {"keys": self.keys[slots], "counts": self.counts[slots], "sums": self.sums[slots]}
-        return arrays | {"rows": self.rows, "total": self.total.copy()}
+        return arrays | {"rows": self.rows, "total": self.total}
 
     @classmethod
-    def from_state(cls, outputs: int, levels: schema.Entries, column: str) -> LevelMeans:
-        """Levels that continue from the result of `state_dict`, the entry of this column."""
-        out = cls(outputs)
-        new = levels.entries(column, set(out.state_dict()))
-        slots = new["keys"] % SLOTS
-        out.keys[slots], out.counts[slots], out.sums[slots] = new["keys"], new["counts"], new["sums"]
-        out.rows, out.total = new["rows"], new["total"].copy()
+    def from_state(cls, outputs: int, state: dict[str, Any]) -> LevelMeans:
+        """Levels that continue from the result of `state_dict`."""
+        out, slots = cls(outputs), state["keys"] % SLOTS
+        for name in ("keys", "counts", "sums"):
+            vars(out)[name][slots] = state[name]
+        out.rows, out.total = state["rows"], state["total"]
         return out
