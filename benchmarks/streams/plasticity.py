@@ -104,7 +104,8 @@ def backprop(X: Any, y: Any, seed: int, step: float, adam: bool, decay: float = 
 
 def learner(X: Any, y: Any, seed: int, hidden: tuple[int, ...], **options: Any) -> Any:
     """Errors of a body with a head of recursive least squares."""
-    model = StreamLearner(BITS, 1, regression=True, seed=seed, hidden=hidden, activation="relu", skip=False, **options)
+    options = {"ridge": 1.0, "loss": "squared", "body": "fourier", "activation": "relu"} | options
+    model = StreamLearner(BITS, 1, regression=True, seed=seed, hidden=hidden, skip=False, **options)
     assert model.engine.memory("W", "heads").shape[1] == (hidden[-1] + 1 if hidden else BITS + 1)  # no raw bit
     return (model.learn(np.ascontiguousarray(X[:, :BITS]), y[:, None])[:, 0] - y) ** 2
 

@@ -76,7 +76,8 @@ def second_pass(first: LearnStream, again: Callable[[], object]) -> LearnStream:
 def engine(X: Array, Y: Array) -> LearnStream:
     from sepsa.learner.engine import Engine
 
-    one = Engine(X.shape[1], Y.shape[1], (HIDDEN,), lr=LR, weight_decay=DECAY)
+    options = {"optimizer": "adam", "ridge": 1.0, "forgetting": 1.0, "loss": "squared", "body": "fourier"}
+    one = Engine(X.shape[1], Y.shape[1], (HIDDEN,), lr=LR, weight_decay=DECAY, **options)
     return lambda: one.learn(X, Y)[:, 0]
 
 

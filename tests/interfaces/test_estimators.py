@@ -25,10 +25,10 @@ from sklearn.utils import estimator_checks
 import river_models
 import sepsa
 from breaking.damage import same
+from plain_learner import StreamLearner
 from reference import covariance_of, nearest_on_simplex
 from sepsa import NotFinite, SepSAClassifier, SepSARegressor
 from sepsa.learner import calibration
-from sepsa.learner.stream_learner import StreamLearner
 
 NOT_REPEATED = dict.fromkeys(
     ["check_sample_weight_equivalence_on_dense_data", "check_sample_weight_equivalence_on_sparse_data"],

@@ -8,13 +8,12 @@ import pytest
 from sklearn.datasets import make_regression
 from sklearn.linear_model import RidgeCV
 
+from plain_learner import Engine, StreamLearner
 from reference import candidate_weights
 from sepsa import SepSARegressor
 from sepsa.heads.protocols import NotFinite
 from sepsa.learner import scales
-from sepsa.learner.engine.compiled import Engine
 from sepsa.learner.experts import stack
-from sepsa.learner.stream_learner import StreamLearner
 from sepsa.learner.table_fit import batch_fit, stacking
 
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
+from plain_learner import Engine, StreamLearner
 from reference import covariance_of
 from sepsa import RLS, NotFinite, SepSA
 from sepsa.learner.arithmetic import body
-from sepsa.learner.engine import Engine
 from sepsa.learner.experts import frame
 from sepsa.learner.options import ACTIVATIONS, OPTIMIZERS, EngineOptions
-from sepsa.learner.stream_learner import WARM_UP, StreamLearner
+from sepsa.learner.stream_learner import WARM_UP
 
 
 class Cosine(nn.Module):

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plain_learner import Engine, StreamLearner
 from reference import candidate_weights, log_evidence, nearest_targets, ridge_regression, stack_weights, tree_gains
 from sepsa import SepSAClassifier, SepSARegressor
 from sepsa.learner.arithmetic import head
 from sepsa.learner.arithmetic import weigh as kernels_weigh
-from sepsa.learner.engine import Engine
 from sepsa.learner.experts import EXPERTS, bayes, linear, logistic, neighbours, products, stack, tree_growth, tree_parts
-from sepsa.learner.stream_learner import StreamLearner
 from sepsa.river import SepSAClassifier as RiverClassifier
 from sepsa.river import SepSARegressor as RiverRegressor
 

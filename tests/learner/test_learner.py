@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from breaking.damage import same
+from plain_learner import StreamLearner
 from sepsa.learner.learner import Learner, NewInput, class_codes, indicators
-from sepsa.learner.stream_learner import StreamLearner
 from sepsa.states.schema import Entries
 
 

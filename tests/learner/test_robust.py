@@ -12,6 +12,7 @@ import torch
 
 import river_models
 from interrupts import interrupt
+from plain_learner import Engine, StreamLearner
 from reference import RobustHeads, excess_step, quantile_step, tail
 from sepsa import FourierFeatures, SepSAClassifier, SepSARegressor
 from sepsa.compiled import code
@@ -19,10 +20,9 @@ from sepsa.compiled.kernels import CALL, kernel
 from sepsa.learner.arithmetic import bounds
 from sepsa.learner.arithmetic.body import GELU, activate, cosines
 from sepsa.learner.arithmetic.robust import follow_quantile
-from sepsa.learner.engine import Engine
 from sepsa.learner.engine.calls import kernels_of
 from sepsa.learner.experts import network
-from sepsa.learner.stream_learner import WARM_UP, StreamLearner
+from sepsa.learner.stream_learner import WARM_UP
 from sepsa.states.tree import tensors_of
 
 DEFAULT = {"hidden": (64,), "activation": "fourier", "optimizer": "auto", "lr": 3e-3, "ridge": 10.0, "skip": True}

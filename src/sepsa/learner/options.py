@@ -137,12 +137,6 @@ class EngineOptions(LearnerOptions):
     activation: str = "relu"
     """Of the hidden units, one of `ACTIVATIONS`."""
 
-    optimizer: Literal["auto", "adam"] = "adam"
-    ridge: float | Literal["auto"] = 1.0
-    forgetting: float | Literal["auto"] = 1.0
-    loss: Literal["huber", "squared", "squared_error"] = "squared"
-    body: Literal["auto", "fourier", "experts"] = "fourier"
-
     lr: float = 1e-3
     """The body's learning rate."""
 

@@ -73,9 +73,9 @@ class Entries:
             raise self.damaged(key, "a number" + words if words else "a finite number", brief(value))
         return float(value)
 
-    def numbers(self, low: float = -LARGEST_FLOAT) -> list[float]:
-        """All items of a list as finite numbers of at least `low`."""
-        return [self.number(i, low) for i in range(len(self))]
+    def numbers(self) -> list[float]:
+        """All items of a list as finite numbers."""
+        return [self.number(i) for i in range(len(self))]
 
     def integer(self, key: Any, low: int = 0, high: int = LARGEST_INTEGER) -> int:
         """An integer in [low, high], not a bool."""
