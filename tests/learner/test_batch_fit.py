@@ -12,7 +12,7 @@ from plain_learner import Engine, StreamLearner
 from reference import candidate_weights
 from sepsa import SepSARegressor
 from sepsa.heads.protocols import NotFinite
-from sepsa.learner import scales
+from sepsa.learner import scales, stream_learner
 from sepsa.learner.experts import stack
 from sepsa.learner.table_fit import batch_fit, stacking
 
@@ -241,7 +241,7 @@ def test_intervals_stay_true_while_a_model_with_many_inputs_goes_on_to_learn():
 def test_an_estimator_learns_by_all_members_or_by_none(monkeypatch):
     X, Y = table()
     model = SepSARegressor(random_state=0, max_iter=1).fit(X, Y[:, 0])
-    before, calls, learn = model.predict(X), [], StreamLearner.learn
+    before, calls, learn = model.predict(X), [], stream_learner.StreamLearner.learn
 
     def refuse(self, *rows):
         calls.append(self)
@@ -249,7 +249,7 @@ def test_an_estimator_learns_by_all_members_or_by_none(monkeypatch):
             raise NotFinite("no more")
         return learn(self, *rows)
 
-    monkeypatch.setattr(StreamLearner, "learn", refuse)
+    monkeypatch.setattr(stream_learner.StreamLearner, "learn", refuse)
     with pytest.raises(NotFinite):
         model.partial_fit(X, Y[:, 0])
     np.testing.assert_array_equal(model.predict(X), before)
