@@ -31,7 +31,7 @@ from sepsa.forecast.kernels.parts import (
     stack,
 )
 from sepsa.learner.arithmetic import candidates
-from sepsa.learner.arithmetic.robust import HUGE
+from sepsa.learner.arithmetic.weigh import weigh
 
 LEVEL, SLOPE = range(2)  # in TREND
 SURE = 1.5  # standard errors from which heads, or another naive forecast, beat the naive forecast in use
@@ -224,8 +224,8 @@ def choose(model, t, now):
     They lie within the bounds of the series.
     """
     limits = fixed.LIMITS(model)
-    x, W, missed, leaders, heads, stacked, mixed, known, naive = stack.views(
-        "X W MISSED LEADER HEADS STACKED MIXED KNOWN NAIVE", model
+    x, W, missed, leaders, heads, stacked, mixed, known, naive, weights = stack.views(
+        "X W MISSED LEADER HEADS STACKED MIXED KNOWN NAIVE WEIGHTS", model
     )
     extent, made, means, scale = shared.views("EXTENT MADE MEAN SCALE", model)
     H, phase, bases = size.horizon(model), shared.COUNTS(model).phase, size.seasons(model) + 1
@@ -241,9 +241,8 @@ def choose(model, t, now):
             if x.size > 0:
                 gather_stack(model, j, h, at, phase, now)
                 stacked[j, h] = min(max(mean + dot(W[j, h], x), low - width), high + width)
-            a, b = missed[bases, j, h], missed[bases + 1, j, h]
-            share = 0.5 if a == b else 1.0 / (1.0 + min((b / a if a > 0.0 else HUGE), 1e3) ** (2.0 * SHARPNESS))
-            mixed[j, h] = mean + share * (stacked[j, h] - mean)
+            weigh(missed[bases : bases + 2, j, h], 2.0 * SHARPNESS, 1e-300, 0.0, weights)
+            mixed[j, h] = mean + weights[1] * (stacked[j, h] - mean)
             share, own = share_of_rows(1.0 - CHOICE, RISE, t - h, h), known[j, h]
             leader = follow_leader(own, leaders[j, h], leaders[j, h - 1] if h > 0 else -1, share, SURE)
             naive_forecasts(model, j, h, at, t + h + 1, now + h + 1)

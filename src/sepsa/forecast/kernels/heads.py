@@ -13,8 +13,7 @@ from sepsa import restoration
 from sepsa.compiled.kernels import called
 from sepsa.forecast.kernels.parts import NEXT, SHARPNESS, UPDATES, fixed, heads, row, shared, size, stack
 from sepsa.learner.arithmetic.head import rank_one
-from sepsa.learner.arithmetic.robust import HUGE
-from sepsa.learner.arithmetic.weigh import relative_weight
+from sepsa.learner.arithmetic.weigh import weigh
 
 # Over the number of rows so far, the rate of recent means while these are few: later rows count more than first ones.
 RISE = 1.5
@@ -140,16 +139,12 @@ def learn_inputs(model, t, now):
 def forecast_by_heads(model, t):
     """Fill the mean of the forecasts of the heads of each series, with weights (least loss / loss)^sharpness."""
     z, forecasts = row.Z(model), stack.HEADS(model)[t % size.horizon(model)]
-    X, W, losses = heads.views("X W LOSS", model)
+    X, W, losses, weights = heads.views("X W LOSS WEIGHTS", model)
     H = size.horizon(model)
     for j in range(z.size):
         x = X[t % H, j]
         for h in range(H):
-            best, total, weight = HUGE, 0.0, 0.0
-            for v in range(W.shape[0]):
-                best = min(best, losses[v, j, h])
-            for v in range(W.shape[0]):
-                share = relative_weight(losses[v, j, h], best, SHARPNESS, 1e-300, 0.0)
-                total += share * dot(W[v, j, h], x)
-                weight += share
-            forecasts[j, h] = z[j] + total / weight
+            weigh(losses[:, j, h], SHARPNESS, 1e-300, 0.0, weights)
+            forecasts[j, h] = z[j]
+            for v in range(weights.size):
+                forecasts[j, h] += weights[v] * dot(W[v, j, h], x)

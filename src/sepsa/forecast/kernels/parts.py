@@ -6,18 +6,15 @@ A series has a head for each forgetting factor. Rings have the last `horizon` ro
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
-from sepsa.learner.memory.parts import Bounds, Field, Part, Record, Rule, Sizes, work
+from sepsa.learner.memory.parts import Bounds, Part, Record, Sizes, work
 from sepsa.learner.memory.views import Frame, Group
 from sepsa.restoration import due
 
-MOST = 1e40  # of standardized numbers in a state; those in units of the series, and of the ridge, may be larger
-MOST_ROWS = 2**48
 LEVELS = (0.005, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975, 0.995)  # of the quantiles of errors
 SCORES = tuple(NormalDist().inv_cdf(level) for level in LEVELS)  # of normal errors
 # An error moves a quantile as far as a rate of 0.02 moves its level, where errors are normal with mean size 1; those of
@@ -42,13 +39,13 @@ def axes(shape: str) -> tuple[str | int, ...]:
     return tuple(int(axis) if axis.isdigit() else axis for axis in shape.split())
 
 
-def number(name: str, shape: str, bounds: Bounds = (-MOST, MOST), start: Any = 0.0) -> Part:
+def number(name: str, shape: str, start: Any = 0.0) -> Part:
     """A part of finite numbers."""
-    return Part(name, float, axes(shape), start, bounds)
+    return Part(name, float, axes(shape), start)
 
 
-def whole(name: str, shape: str, bounds: Bounds = (0, None), start: int = 0) -> Part:
-    """A part of integers."""
+def whole(name: str, shape: str, bounds: Bounds = (None, None), start: int = 0) -> Part:
+    """A part of integers, with the bounds of those that kernels use as indices."""
     return Part(name, np.int64, axes(shape), start, bounds)
 
 
@@ -92,18 +89,12 @@ def changed(sizes: Sizes) -> int:
 def head(features: str, above: str, shape: str = "") -> tuple[Part, ...]:
     """The covariance UDUᵀ of heads: what forgetting has left of their ridge, the turn of its restoration, U and D."""
     return (
-        number("LEFT", f"{shape} {features}", (0, 1e101)),
+        number("LEFT", f"{shape} {features}"),
         whole("TURN", f"{shape} 2"),
         number("U", f"{shape} {above}"),
-        number("D", f"{shape} {features}", (1e-300, MOST)),
+        number("D", f"{shape} {features}"),
     )
 
-
-def next_is_a_coordinate(part: Callable[[str], Any]) -> bool:
-    return bool(part("TURN")[..., NEXT].max(initial=0) <= max(part("D").shape[-1] - 1, 0))
-
-
-TURN_RULE = Rule("TURN", "coordinates of a head", next_is_a_coordinate)
 
 # ---------------------------------------------------------------------- what follows from the options, and is not saved
 
@@ -136,13 +127,13 @@ heads = Group(
     "heads",
     *head("features", "above", "forgettings series"),
     number("W", "forgettings series horizon features"),
-    number("LOSS", "forgettings series horizon", (0, MOST)),  # recent squared errors
+    number("LOSS", "forgettings series horizon"),  # recent squared errors
     number("X", "horizon series features"),  # rings of inputs, and of the gains of a row
     number("GAINS", "horizon forgettings series gains features"),
     # The first of the coordinates restored after each row, or -1.
-    whole("FIRST", "horizon forgettings series", (-1, "features - 1"), start=-1),
+    whole("FIRST", "horizon forgettings series", start=-1),
     scratch("UNIT", "features"),
-    rules=(TURN_RULE,),
+    scratch("WEIGHTS", "forgettings"),
 )
 # For each series and step a head on the mean of the heads and on seasons, and how the candidates have fared.
 stack = Group(
@@ -155,21 +146,22 @@ stack = Group(
     number("HEADS", "horizon series horizon"),  # rings of forecasts: the mean of the heads, the stack,
     number("STACKED", "horizon series horizon"),  # the mean of both
     number("MIXED", "horizon series horizon"),
-    number("TYPICAL", "series horizon", (0, MOST)),  # squared errors of the naive forecast in use
+    number("TYPICAL", "series horizon"),  # squared errors of the naive forecast in use
     # Recent absolute errors in units of the root of that: of the last value and the last of each season, of the heads,
     # of the stack and of the forecast.
-    number("MISSED", "candidates series horizon", (0, 11.0)),
+    number("MISSED", "candidates series horizon"),
     whole("LEADER", "series horizon", (0, "naive - 1")),  # the naive forecast in use
     # Recent means for each naive forecast, which are the last value and the last of each season, the same with a drift,
     # and exponential smoothing: how much smaller its errors are than the leader's, and its square; how much
     # smaller those of MIXED are, and its square; the product of its error and its distance from MIXED; both squares.
-    number("KNOWN", "series horizon naive 7", (-1e9, 1e9)),
+    number("KNOWN", "series horizon naive 7"),
     number("TREND", "series 2"),  # level and slope of exponential smoothing, and a ring of its forecasts
     number("SMOOTHED", "horizon series horizon"),
     scratch("X", "stacked"),
     scratch("GAINS", "stacked_gains stacked"),
     scratch("UNIT", "stacked"),
     scratch("NAIVE", "naive"),
+    scratch("WEIGHTS", "2"),
     sizes={
         "stacked": stacked,
         "above_stacked": lambda sizes: triangle(stacked(sizes)),
@@ -178,19 +170,18 @@ stack = Group(
         "naive": lambda sizes: 2 * (sizes["seasons"] + 1) + 1,
         "candidates": lambda sizes: sizes["seasons"] + 4,
     },
-    rules=(TURN_RULE,),
 )
 # What exogenous inputs explain: the moments of these, and heads on their changes over each season.
 exogenous = Group(
     given,
     "exogenous",
-    number("MEAN", "exogenous", (-1e101, 1e101)),
-    number("VARIANCE", "exogenous", (0, 1e202)),
-    number("RING", "kept_inputs exogenous", (-1e101, 1e101)),  # the last inputs, row t at t modulo their number
-    number("SQUARES", "changes", (0, 1e202)),  # means of those of the changes
+    number("MEAN", "exogenous"),
+    number("VARIANCE", "exogenous"),
+    number("RING", "kept_inputs exogenous"),  # the last inputs, row t at t modulo their number
+    number("SQUARES", "changes"),  # means of those of the changes
     *head("changes", "above_changes"),
     number("W", "series changing_steps changes"),  # of each step, and of the change over the first season
-    number("LOSS", "series horizon ways", (0, MOST)),  # recent absolute errors of each way
+    number("LOSS", "series horizon ways"),  # recent absolute errors of each way
     scratch("CHANGES", "changes"),
     scratch("WAYS", "ways"),
     scratch("WEIGHTS", "ways"),
@@ -204,38 +195,37 @@ exogenous = Group(
         "changing_steps": lambda sizes: sizes["horizon"] + 1,
         "ways": lambda sizes: 2 + (sizes["seasons"] > 0) if sizes["exogenous"] else 0,
     },
-    rules=(TURN_RULE,),
 )
 COUNTS = Record(
-    rows=Field(int, bounds=(1, MOST_ROWS)),
+    rows=int,
     outliers=int,  # values that were implausible
-    phase=Field(int, bounds=(0, MOST_ROWS)),  # the place in the seasons: rows, and those that were skipped
+    phase=int,  # the place in the seasons: rows, and those that were skipped
 )
 
 
 shared = Group(
     given,
     "shared",
-    number("MEAN", "series", (-1e101, 1e101)),
-    number("SCALE", "series", (1e-150, 1e101), start=1.0),
-    number("REACH", "series", (0, MOST)),  # the size of errors of step 1
+    number("MEAN", "series"),
+    number("SCALE", "series", start=1.0),
+    number("REACH", "series"),  # the size of errors of step 1
     Part("COUNTS", COUNTS),
     number("LAGS", "series twice"),  # values twice, so that the last ones are contiguous
     number("BASE", "horizon series"),  # rings of values, of forecasts, and of the quantiles of their errors
     number("MADE", "horizon series horizon"),
     number("ENDS", f"horizon kinds {len(LEVELS)} series horizon"),
-    whole("BEGAN", "series", (-1, None), start=-1),  # the row of the first value, or -1
+    whole("BEGAN", "series", start=-1),  # the row of the first value, or -1
     whole("JUDGED", "series horizon"),  # numbers of errors
     # Of errors without and, where there are exogenous inputs, with what they explain: recent absolute errors, and
     # quantiles in units of these.
-    number("SIZE", "kinds series horizon", (0, MOST)),
-    number("QUANTILES", f"kinds {len(LEVELS)} series horizon", (-1e6, 1e6)),
-    number("BY_PHASE", "series phases", (0, MOST), start=1.0),  # these sizes at each place of the first season over all
+    number("SIZE", "kinds series horizon"),
+    number("QUANTILES", f"kinds {len(LEVELS)} series horizon"),
+    number("BY_PHASE", "series phases", start=1.0),  # these sizes at each place of the first season over all
     number("EXTENT", "2 series"),  # the least and the largest value observed
     # How many values in a row were implausible, and how much oftener the next value confirmed such a one than not.
-    whole("ODD", "2 series", (None, None)),
-    number("STRANGE", "series", (-1e210, 1e210)),  # the last implausible value
-    number("EVENT", "series phases", (-1e210, 1e210)),  # how far it was off, at each place of the first season
+    whole("ODD", "2 series"),
+    number("STRANGE", "series"),  # the last implausible value
+    number("EVENT", "series phases"),  # how far it was off, at each place of the first season
     sizes={
         "twice": lambda sizes: 2 * sizes["recent"],
         "kinds": lambda sizes: 1 + (sizes["exogenous"] > 0),
