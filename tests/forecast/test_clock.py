@@ -28,8 +28,7 @@ def placed(times, step=None):
     clock.begin(moments)
     clock.find(moments.seconds)
     for at in moments.seconds.tolist():
-        gaps, _ = clock.place(at, rows)
-        rows += sum(gap + 1 for gap in gaps)
+        rows += 1 + clock.place(at, rows)
     return clock, rows
 
 
@@ -94,15 +93,12 @@ def test_days_without_the_first_weekend_are_named_once_row_by_row(frequency, fir
     assert ['step="business day"' in str(one.message) for one in told] == [True] * (warned * (step is None))
 
 
-def test_a_leap_waits_until_later_rows_confirm_it():
-    clock, rows = placed(np.arange(300) * HOUR)
-    far = 299 * HOUR + 700_000 * HOUR
-    assert clock.place(far, rows) == ([], 0)
-    assert clock.place(300 * HOUR, rows) == ([0], 1)
-    assert clock.place(far, rows + 1) == ([], 0)
-    assert clock.place(far + HOUR, rows + 1) == ([], 0)
-    assert clock.place(far + 2 * HOUR, rows + 1) == ([700_000 - 2, 0, 0], 0)
-    assert clock.ahead(0) == far + 2 * HOUR
+@pytest.mark.parametrize(("rows", "most"), [(300, 5000), (4000, 8000)])
+def test_a_leap_beyond_twice_the_rows_is_an_error(rows, most):
+    clock, _ = placed(np.arange(rows) * HOUR)
+    with pytest.raises(ValueError, match=rf"{most + 1} rows after .* call fit with the rows after the gap"):
+        clock.place((rows + most) * HOUR, rows)
+    assert clock.place((rows + most - 1) * HOUR, rows) == most - 1
 
 
 @pytest.mark.parametrize("first", [1, 2, 30])

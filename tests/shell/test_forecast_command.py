@@ -80,7 +80,7 @@ def test_gaps_bad_numbers_and_times_that_do_not_advance_or_leap(tmp_path):
     assert sorted(lost) == ["52", "62", "72", "82"]
     assert lost["52"].endswith("after that of the last row, 2026-01-03 01:00:00, got 2026-01-03 01:00:00")
     assert lost["62"].startswith("'a' is 'oops8.9858', which is not a number: give --na-values oops")
-    assert lost["82"] == "its time leaps ahead, and the rows after it do not"
+    assert lost["82"].startswith("time must not leap far beyond all others")
     assert rows_of(result.stdout)[0]["time"] == "2026-01-06 00:00:00"
     assert "116 rows" in result.stderr
 

@@ -27,13 +27,12 @@ MOST_INPUTS = 2048  # of the learner
 LEAST = 3  # blocks learned before the learner forecasts; until then the last values of each slot are the forecast
 FEW = 30  # blocks that `fit` learns in order, as `update` does: too few to leave some out
 IMPLAUSIBLE = 30.0  # times the largest deviation so far, beyond which a value counts as missing
-SEVERAL = 3  # such values of a block, which may be a new level
+SEVERAL = 3  # such values of a block, which are a new level where the block before had as many
 SHARE = 0.25  # of its targets without which a block is not learned
 RECENT = 0.98  # by which earlier errors count less with each block
 ASSUMED = 32  # normal errors after `fit`, by which the first intervals are drawn
 COUNTS = ("point", "rows", "blocks", "newest", "dropped")
-ARRAYS = {"kept": True, "seen": True} | dict.fromkeys(("quantiles", "far", "size", "judged", "missed"), False)
-# Whether values of these arrays may be missing.
+ARRAYS = ("kept", "seen", "quantiles", "far", "size", "judged", "missed")
 
 
 class BlockModel:
@@ -68,7 +67,6 @@ class BlockModel:
         self.learner = SepSARegressor(random_state=settings.seed)  # which has learned so many blocks
         self.answer: tuple[Floats, Floats] | None = None  # the last row that it was asked for, and the forecasts
         self.table: list[tuple[Floats, Floats]] | None = [] if fit else None  # rows and targets that `fit` collects
-        self.found: list[tuple[int, int, str]] = []  # series, point of the last row, and what is strange there
         self.width = len(self._row(self.newest + 1, np.zeros((H, q)))[0])
         if self.width > MOST_INPUTS:
             raise ValueError(
@@ -77,9 +75,8 @@ class BlockModel:
             )
 
     def copy(self) -> BlockModel:
-        """Another model in the same state, which has found nothing strange."""
+        """Another model in the same state."""
         other = copy(self)
-        other.found = []
         vars(other).update({name: getattr(self, name).copy() for name in ARRAYS})
         if self.blocks:
             other.learner = shared(self.learner)
@@ -174,23 +171,19 @@ class BlockModel:
     def _drop_implausible(self) -> None:
         """Let values of the newest block be missing that are far outside all before; zeros alone say not how far.
 
-        They are a new level where they are most of the block, or the block before had several of them too.
+        They are a new level where this block and the one before had several of them.
         """
         every, before, block = self.settings.every, self.Y[:-1].reshape(-1, self.settings.series), self.Y[-1]
-        enough, several = (~np.isnan(before)).sum(0) >= LEAST * every, min(SEVERAL, every)
+        enough = (~np.isnan(before)).sum(0) >= LEAST * every
         before = np.where(enough, before, 0.0)
         level = np.nanmedian(before, 0)
         spread = np.maximum(np.nanmax(np.abs(before - level), 0), self.size.max(1))
         spread = np.where(spread == 0, np.abs(level), spread)
         far = (np.abs(block - level) > IMPLAUSIBLE * spread) & enough & (spread > 0)
-        count = far.sum(0)
-        is_new = (count >= several) & ((2 * count > (~np.isnan(block)).sum(0)) | (self.far >= several))
-        for j in np.flatnonzero(is_new).tolist():
-            what = f"{count[j]} of {every} values are far outside all before, and learned as a new level"
-            self.found.append((j, self.point, what))
-        self.far = np.where(is_new, 0, count)
+        far &= np.minimum(far.sum(0), self.far) < min(SEVERAL, every)
+        self.far = far.sum(0)
         self.dropped += int(self.far.sum())
-        block[far & ~is_new] = np.nan
+        block[far] = np.nan
 
     # ------------------------------------------------------------------ learning
 
@@ -309,6 +302,7 @@ class BlockModel:
         return {
             "counts": [int(getattr(self, name)) for name in COUNTS],
             "start": self.settings.start,
+            "width": self.width,
             **{name: getattr(self, name).copy() for name in ARRAYS},
             "learner": self.learner.state_dict() if self.blocks else None,
         }
@@ -320,14 +314,13 @@ class BlockModel:
         """
         new = schema.read(entry, state_dict, set(self.state_dict()))
         new.equal("start", self.settings.start)
+        new.equal("width", self.width)
         vars(self).update(zip(COUNTS, new["counts"], strict=True))
-        for name, missing in ARRAYS.items():
+        for name in ARRAYS:
             own = getattr(self, name)
-            setattr(self, name, new.array(name, own.shape, own.dtype, missing=missing))
+            setattr(self, name, new.array(name, own.shape, own.dtype, missing=True))
         if new["learner"] is not None:
             self.learner.load_state_dict(new["learner"])
-            if self.learner.n_features_in_ != self.width:
-                raise new.damaged("learner", f"one of {self.width} inputs", self.learner.n_features_in_)
 
 
 def shared(learner: SepSARegressor) -> SepSARegressor:

@@ -6,8 +6,7 @@ daylight saving begins or ends.
 
 from __future__ import annotations
 
-from datetime import UTC, timedelta, tzinfo
-from itertools import pairwise
+from datetime import UTC, timedelta, timezone, tzinfo
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -25,29 +24,24 @@ from sepsa.forecast.grids import (
     month_of,
     monthly,
 )
-from sepsa.forecast.times import EPOCH, Moments, integer_dates, local_seconds, read_zone
+from sepsa.forecast.times import EPOCH, Moments, integer_dates, local_seconds
 from sepsa.learner.memory.parts import Floats
 from sepsa.states import schema
 
 SETTLED = 256  # times in which the grid is looked for
 HISTORY = 2048  # rows that a forecaster keeps
-CONFIRMED = 2  # rows after the first one beyond a leap that confirm it
+LEAST_LEAP = 5000  # steps at once that are an error, or twice the rows so far where these are more
 CONFUSED = 7  # rows, each SPARSE steps or more after the one before, that have no common step with those before
 OFF = 0.4  # of a step: a time that is farther from its point contradicts a step found in a few times
 MONDAY = 4 * DAY  # seconds since 1970 of the first Monday, from which rows of dates are numbered
 EARLY = 0.25  # of a step: a row that comes by less before its time is in time
 
 
-def leap(rows: int) -> int:
-    """The number of steps at once that a row waits for confirmation beyond, after this many rows."""
-    return max(1000, 2 * rows)
-
-
 class Clock:
     """The grid, and the points on it of the first and of the last row.
 
-    The grid is found once, in the times of the call that brings the second one. A time that contradicts it is an error.
-    A leap far beyond the history waits until more rows follow it.
+    The grid is found once, in the times of the call that brings the second one. A time that contradicts it is an error,
+    and so is one far beyond all others.
     """
 
     def __init__(self, step: float | str | None) -> None:
@@ -58,7 +52,6 @@ class Clock:
         self.first: list[float] = []  # the time of the first row
         self.dated = False
         self.zone: tzinfo | None = None
-        self.waiting: list[float] = []  # times after a leap
         self.apart = 0  # the last rows that were each SPARSE steps or more after the one before
         self.no_weekend = False  # whether rows of days, a step found in few of them, left out the first weekend
 
@@ -91,39 +84,36 @@ class Clock:
         if self.last is not None:
             self.last += rows
 
-    def place(self, at: float, rows: int) -> tuple[list[int], int]:
-        """Move on to a row at this time, in UTC, after `rows` rows of the grid.
-
-        Returns the numbers of rows left out before each row that waited, if they are confirmed, and before this one;
-        none where it waits. And how many rows that waited are dropped, since their times were wrong.
-        """
+    def place(self, at: float, rows: int) -> int:
+        """Move on to a row at this time, in UTC, after `rows` rows of the grid; returns the rows left out before it."""
         if self.last is None:
             if rows:
                 raise self._late(at, rows)
             self.first, self.start = [at], 0 if self.grid is None else self.index(at)
             self.last = self.start
-            return [0], 0
+            return 0
         if self.grid is None:
             raise self._late(at, rows) if self.last > self.start else self._not_later(at, self.latest())
-        point, dropped = self.index(at), 0
-        if self.waiting and at <= self.waiting[-1]:
-            dropped, self.waiting = len(self.waiting), []
-        steps = [b - a for a, b in pairwise([self.last, *map(self.index, self.waiting), point])]
-        if steps[-1] < 0:
+        point = self.index(at)
+        steps = point - self.last
+        if steps < 0:
             raise ValueError(
                 f"time must be later than that of the last row, {self.latest()}, got {self.label(at)} (call "
                 "fit again where an earlier value has changed): sort the table by time, oldest first"
             )
-        if steps[-1] == 0:
-            raise self._not_later(at, self.label(self.waiting[-1]) if self.waiting else self.latest())
-        self._check_step(at, point, steps[-1], rows)
-        if max(steps) > leap(rows) and (len(steps) <= CONFIRMED or max(steps[-CONFIRMED:]) > leap(rows)):
-            self.waiting = [*self.waiting, at]
-            return [], dropped
-        if self.told is None and self.dated and self.grid.words() == "day" and steps == [3] and point - self.start <= 7:
+        if steps == 0:
+            raise self._not_later(at, self.latest())
+        if steps > max(LEAST_LEAP, 2 * rows):
+            raise ValueError(
+                f"time must not leap far beyond all others: with rows every {self.grid.words()}, {steps} rows after "
+                f"that of the last row, {self.latest()}, got {self.label(at)}: leave this row out, call fit with the "
+                "rows after the gap, or give step="
+            )
+        self._check_step(at, point, steps, rows)
+        if self.told is None and self.dated and self.grid.words() == "day" and steps == 3 and point - self.start <= 7:
             self.no_weekend |= bool(self.numbers(point) % 7 == 0)
-        self.last, self.waiting = point, []
-        return [step - 1 for step in steps], dropped
+        self.last = point
+        return steps - 1
 
     def _late(self, at: float, rows: int) -> ValueError:
         """The error for a time after rows without one."""
@@ -160,9 +150,13 @@ class Clock:
             return at
         return local_seconds(at, self.zone)
 
+    def walls(self, at: Floats) -> Floats:
+        """Seconds since 1970 by the clocks of the zone, from those of UTC."""
+        return at if self.zone is None else np.array([local_seconds(one, self.zone) for one in at.tolist()])
+
     def found(self, at: Floats) -> Grid | None:
         """The grid of the first times, given in UTC: days and longer in local time; None for a single one."""
-        wall = at if self.zone is None else np.array([local_seconds(one, self.zone) for one in at.tolist()])
+        wall = self.walls(at)
         if self.told is not None:
             grid = Grid(*self.told, 0.0)
             months = monthly(wall) if grid.unit == MONTHS and len(at) > 1 else None
@@ -199,8 +193,8 @@ class Clock:
         if grid.unit == BUSINESS:
             return points + int(np.busday_count(day_of(MONDAY), day_of(grid.origin)))
         walls = grid.origin + points * grid.step
-        if self.zone is not None and grid.step < DAY:
-            walls = np.array([local_seconds(at, self.zone) for at in walls.tolist()])
+        if grid.step < DAY:
+            walls = self.walls(walls)
         return np.floor((walls - MONDAY * self.dated) / grid.step + EARLY).astype(np.int64)
 
     def label(self, at: float) -> Any:
@@ -236,7 +230,6 @@ class Clock:
             "start": self.start,
             "last": self.last,
             "first": list(self.first),
-            "waiting": list(self.waiting),
             "apart": self.apart,
             "dated": self.dated,
             "zone": zone,
@@ -247,4 +240,7 @@ class Clock:
         new = schema.read("state_dict['clock']", state, set(self.state_dict()))
         vars(self).update(new.values)
         self.grid = None if new["grid"] is None else Grid(*new["grid"])
-        self.zone = read_zone(new["zone"])
+        if isinstance(zone := new["zone"], str):
+            self.zone = ZoneInfo(zone)
+        elif zone is not None:
+            self.zone = timezone(timedelta(seconds=zone))

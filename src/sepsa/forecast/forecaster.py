@@ -27,7 +27,7 @@ from sepsa.forecast.rows import (
 )
 from sepsa.forecast.seasons import check_seasons
 from sepsa.forecast.times import Time, Times, read_times
-from sepsa.forecast.window import MOST_LAGS, Window
+from sepsa.forecast.window import Window
 from sepsa.interrupt import DeferredInterrupt, locked, new_lock
 from sepsa.learner.arithmetic.robust import HUGE
 from sepsa.learner.memory.parts import Floats
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 LEAST_RIDGE = 1e-31  # which a ridge must exceed
-LARGEST = {"horizon": 2000, "lags": MOST_LAGS}
+LARGEST = 2000  # rows of a horizon, of lags and of a block
 NO_ROW = "the forecaster has learned no row yet: call fit, learn_one or prequential first"
 
 
@@ -71,8 +71,8 @@ class SepSAForecaster(Saves):
         start: The row at which a block begins, counted from midnight, for rows of days from Monday, and for months from
             January; without times, the number of rows before the first block. Rows after the last whole block are
             learned when it is complete, and until then the forecast is the rest of that block. With `every` alone.
-        known_ahead: Whether the exogenous inputs of a row are known before it is forecast. `errors_` are then those of
-            forecasts that use them, and with `every` so is all that is learned.
+        known_ahead: Whether the exogenous inputs of a row are known before it is forecast. Forecasts of `prequential`
+            and `errors_` then use them, and with `every` so does all that is learned.
         seed: Seed of the learner of blocks.
 
     See also:
@@ -107,9 +107,9 @@ class SepSAForecaster(Saves):
         self.horizon, self.lags, self.seasons = horizon, lags, seasons
         self.forgetting, self.ridge, self.step = forgetting, ridge, step
         self.bounds = bounds
-        for name, value in (("horizon", horizon), ("lags", lags)):
-            if value != "auto" and at_least(name, value, 1) > LARGEST[name]:
-                raise ValueError(f"{name} must be at most {LARGEST[name]}, got {value}")
+        for name, value in (("horizon", horizon), ("lags", lags), ("every", every)):
+            if (name, value) != ("lags", "auto") and at_least(name, value, 1) > LARGEST:
+                raise ValueError(f"{name} must be at most {LARGEST} rows, got {value}")
         if seasons != "auto":
             check_seasons(seasons)
         if not 0 < len(forgetting) <= 16:
@@ -119,8 +119,6 @@ class SepSAForecaster(Saves):
         in_range("ridge", ridge, LEAST_RIDGE, HUGE)
         self.every, self.start, self.known_ahead, self.seed = every, start, known_ahead, seed
         self._limits = check_bounds(bounds)
-        if at_least("every", every, 1) > LARGEST["horizon"]:
-            raise ValueError(f"every must be at most {LARGEST['horizon']} rows, got {every}")
         if at_least("start", start, 0) >= every:
             raise ValueError(f"start must be a row of a block, 0 to {every - 1} for every={every}, got {start}")
         at_least("seed", seed, 0)
@@ -172,10 +170,10 @@ class SepSAForecaster(Saves):
     def __repr__(self) -> str:
         options = {name: repr(value) for name, value in self.get_params().items()}
         given = ", ".join(f"{k}={v}" for k, v in options.items() if k == "horizon" or v != repr(OPTIONS[k]))
-        grid, name = self._clock.grid, type(self).__name__
+        name = type(self).__name__
         if self._model is None:
             return f"{name}({given})"
-        every = "" if grid is None else f", every {grid.words()}"
+        every = f", every {self.step_}" if self.step_ else ""
         return f"{name}({given})  # {self.rows} rows{every}, seasons {[round(s, 2) for s in self.seasons_]}"
 
     @property
@@ -187,11 +185,6 @@ class SepSAForecaster(Saves):
     def outliers_(self) -> int:
         """The number of implausible values, which were treated as missing unless several came in a row."""
         return 0 if self._model is None else self._model.outliers
-
-    @property
-    def refused_(self) -> int:
-        """The number of rows whose time leapt ahead and was not confirmed by the rows after them."""
-        return self._window.refused
 
     @property
     def seasons_(self) -> tuple[float, ...]:
@@ -231,11 +224,11 @@ class SepSAForecaster(Saves):
             y: A number, or a dict or sequence of numbers, one per series; None and NaN are missing.
             x: Exogenous inputs of the row by name; dates among them are ignored.
             time: Time of the row: seconds, a datetime or a datetime64. Rows left out since the last time are a gap,
-                whose values are missing. A time far beyond all others waits until the rows after it confirm it.
+                whose values are missing.
 
         Raises:
-            ValueError: `time` is not later than the last one, or names differ from those of earlier rows; nothing
-                changed.
+            ValueError: `time` is not later than the last one, or far beyond all others, or names differ from those of
+                earlier rows; nothing changed.
         """
         y, x, moments = read_values(y), read_inputs(x), None if time is None else read_times([time])
         Y = Table(in_order("y", self._names, y)[None], list(y), times=moments)
@@ -251,7 +244,6 @@ class SepSAForecaster(Saves):
         horizon: int | None = None,
         times: Times | None = None,
         coverage: float | None = None,
-        known_ahead: bool | None = None,
     ) -> Any:
         """Learn rows in order and return the forecasts made after each of them.
 
@@ -262,21 +254,17 @@ class SepSAForecaster(Saves):
             times: Times of the rows, as for `learn_one`: an array, a Series, a DatetimeIndex, or the name of a column
                 of the frame Y. None: the DatetimeIndex of a frame, if it has one.
             coverage: A share in (0, 1) to return intervals too; None for none.
-            known_ahead: Whether forecasts use the exogenous inputs of the rows that they forecast, of which `errors_`
-                are then; None for what the constructor says.
 
         Returns:
             Forecasts (n, horizon, series), or (n, horizon) for Y (n,); with `coverage` a tuple of forecasts, lower ends
-            and upper ends, infinite where there were too few errors. NaN after a row that waits for the confirmation
-            of its time, and before a series has its first value. In blocks, forecasts after a row inside a block are
-            the rest of those made before the block, then NaN; so are those that need inputs of rows after the last.
+            and upper ends, infinite where there were too few errors. NaN before a series has its first value. In
+            blocks, forecasts after a row inside a block are the rest of those made before the block, then NaN; so are
+            those that need inputs of rows after the last.
         """
         steps = self._check_horizon(horizon, self.horizon)
         if coverage is not None:
             check_coverage(coverage)
-        if self.every > 1 and known_ahead not in (None, self.known_ahead):
-            raise ValueError("known_ahead must be given to SepSAForecaster where it has every, got it for this call")
-        table, made, quantiles = self._learn_table(Y, X, times, 1 + (coverage is not None), known_ahead)
+        table, made, quantiles = self._learn_table(Y, X, times, 1 + (coverage is not None))
         ends = () if coverage is None else interval(quantiles.swapaxes(0, 1), coverage, self._limits)
         parts = [part[..., :steps].transpose(0, 2, 1) for part in (made, *ends)]
         parts = [part[..., 0] for part in parts] if table.flat else parts
@@ -298,8 +286,7 @@ class SepSAForecaster(Saves):
         inputs = Table(np.empty((len(table.values), 0)), []) if X is None else read_table("X", X)
         if len(inputs.values) != len(table.values):
             raise ValueError(
-                f"X must be rows ({len(table.values)}, inputs), got an array of shape "
-                f"{np.shape(() if X is None else X)}"
+                f"X must be rows ({len(table.values)}, inputs), got an array of shape {inputs.values.shape}"
             )
         if inputs.times is not None and table.times is not None:
             other = np.flatnonzero(inputs.times.seconds != table.times.seconds)
@@ -313,32 +300,23 @@ class SepSAForecaster(Saves):
             inputs = inputs._replace(values=arranged("X", self._inputs, inputs))
         return table, inputs
 
-    def _take(
-        self, table: Table, inputs: Table, tell: int = 0, ahead: bool | None = None, fit: bool = False
-    ) -> tuple[Floats, Floats]:
+    def _take(self, table: Table, inputs: Table, tell: int = 0, fit: bool = False) -> tuple[Floats, Floats]:
         """Learn rows; returns the forecasts made after each (n, m, H), and their quantiles (n, levels, m, H).
 
-        There are none where `tell` is 0, and no quantiles where it is 1; `ahead` is `known_ahead` of a call. An error
-        changes nothing.
+        There are none where `tell` is 0, and no quantiles where it is 1. An error changes nothing.
         """
         n, series = table.values.shape
         made = np.full((n if tell else 0, series, self.horizon), np.nan)
         quantiles = np.full((n if tell > 1 else 0, KNOWN, series, self.horizon), np.nan)
-        rows = Rows(table.values, inputs.values, made, quantiles, self.known_ahead if ahead is None else ahead)
-        window, said = self._window_of(table, inputs).learned(rows, table.times, fit)
+        rows = Rows(table.values, inputs.values, made, quantiles)
+        before, window = self._clock, self._window_of(table, inputs).learned(rows, table.times, fit)
         if self._names is None:
             self._names, self._inputs = table.names, inputs.names
             self._frame, self._column = table.frame, table.clock
         self._window = window
-        for series, point, what in window.model.found:
-            at = f"row {point}" if self._clock.last is None else self._clock.ahead(point - self._clock.last)
-            of = "" if self._flat else f" of {self._names[series]!r}"
-            said += [
-                f"y{of} up to {at}: {what}: if their unit has changed, call fit with all rows in one unit; if they are "
-                "wrong, call fit with NaN in their place"
-            ]
-        for text in said:
-            warnings.warn(text, stacklevel=3)
+        if self._clock.no_weekend and not before.no_weekend:
+            business = 'give step="business day" if none comes on later ones either'
+            warnings.warn(f"no row has come on the first weekend: {business}", stacklevel=3)
         return made, quantiles
 
     def _window_of(self, table: Table, inputs: Table) -> Window:
@@ -426,17 +404,15 @@ class SepSAForecaster(Saves):
         reach = self._reach() if reach is None else reach
         if horizon is None:
             return reach
-        if not reach:
-            return at_least("horizon", horizon, 1)
-        if reach < at_least("horizon", horizon, 1) <= self.horizon:
-            raise ValueError(
-                f"horizon must be at most {reach}, the rows left of what was forecast every {self.every} rows, got "
-                f"{horizon}: None forecasts these; with start={self._model.start_next()} a block begins at the next row"
-            )
-        if horizon > self.horizon:
+        if at_least("horizon", horizon, 1) > self.horizon:
             raise ValueError(
                 f"horizon must be at most {self.horizon}, which this forecaster learns, got {horizon}: "
                 f"make one with SepSAForecaster(horizon={horizon})"
+            )
+        if 0 < reach < horizon:
+            raise ValueError(
+                f"horizon must be at most {reach}, the rows left of what was forecast every {self.every} rows, got "
+                f"{horizon}: None forecasts these; with start={self._model.start_next()} a block begins at the next row"
             )
         return horizon
 
@@ -454,7 +430,7 @@ class SepSAForecaster(Saves):
             The forecaster.
         """
         fresh = type(self)(**self.get_params())
-        fresh._learn_table(y, X, times, 0, None, True)
+        fresh._learn_table(y, X, times, 0, True)
         return self._become(fresh)
 
     def update(self, y: ArrayLike, X: ArrayLike | None = None, *, times: Times | None = None) -> Self:
@@ -500,16 +476,15 @@ class SepSAForecaster(Saves):
         """
         if coverage is not None and quantiles is not None:
             raise ValueError("coverage or quantiles must be given, got both: coverage 0.9 is quantiles=[0.05, 0.95]")
-        if coverage is not None:
-            check_coverage(coverage)
-        levels = [check_coverage(level, "quantiles") for level in quantiles or ()]
+        if coverage is None:
+            levels = [check_coverage(level, "quantiles") for level in quantiles or ()]
+        else:
+            levels = [(1 - check_coverage(coverage)) / 2, (1 + coverage) / 2]
         made, known = self._forecast(horizon, E=self._rows_ahead(X))
-        forecast = self._framed(made)
+        forecast, *ends = map(self._framed, (made, *(quantile(known, level, self._limits) for level in levels)))
         if coverage is not None:
-            return (forecast, *map(self._framed, interval(known, coverage, self._limits)))
-        if quantiles is not None:
-            return forecast, {level: self._framed(quantile(known, level, self._limits)) for level in levels}
-        return forecast
+            return forecast, *ends
+        return forecast if quantiles is None else (forecast, dict(zip(levels, ends, strict=True)))
 
     def _rows_ahead(self, X: ArrayLike | None) -> Floats | None:
         """The exogenous inputs of rows to forecast, in the order of their names; an error for other times."""
@@ -568,17 +543,13 @@ class SepSAForecaster(Saves):
             ValueError: An entry is missing or wrong; the message names it and nothing changed.
         """
         fresh = type(self)(**self.get_params())
-        fresh._load(state_dict)
+        new = unsealed("state_dict", state_dict, set(fresh.state_dict()))
+        fresh._names = None if new["names"] is None else list(unpack_labels(new, "names"))
+        fresh._inputs = list(unpack_labels(new, "inputs"))
+        fresh._frame, fresh._column = new["frame"], new["column"]
+        fresh._window = fresh._new_window(len(fresh._names or ()), len(fresh._inputs))
+        fresh._window.load(new)
         self._become(fresh)
-
-    def _load(self, state_dict: Any) -> None:
-        """Load a state into this new forecaster."""
-        new = unsealed("state_dict", state_dict, set(self.state_dict()))
-        self._names = None if new["names"] is None else list(unpack_labels(new, "names"))
-        self._inputs = list(unpack_labels(new, "inputs"))
-        self._frame, self._column = new["frame"], new["column"]
-        self._window = self._new_window(len(self._names or ()), len(self._inputs))
-        self._window.load(new)
 
     def __getstate__(self) -> dict[str, Any]:
         return stamp({"parameters": self.get_params(), "state": self.state_dict()})

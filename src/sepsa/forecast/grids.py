@@ -7,7 +7,7 @@ the nearest point of the grid, so that jitter does not matter.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -163,14 +163,12 @@ def business(at: Floats) -> Grid | None:
     return Grid(BUSINESS, 1.0, float(days[0] * DAY + np.median(clock))) if np.median(apart) == 1 else None
 
 
-def check_step(step: float | str | None) -> tuple[str, float] | None:
+def check_step(step: Any) -> tuple[str, float] | None:
     """Unit and number of units of a step that was given."""
     if step is None:
         return None
-    if isinstance(step, str):
-        if step not in NAMED:
-            raise ValueError(f"step must be seconds or one of {', '.join(NAMED)}, got {step!r}")
+    if isinstance(step, str) and step in NAMED:
         return NAMED[step]
     if not is_number(step) or not 1e-9 <= step <= 1e15:
-        raise ValueError(f"step must be seconds, at least 1e-9, or one of {', '.join(NAMED)}, got {step!r}")
+        raise ValueError(f"step must be seconds or one of {', '.join(NAMED)}, got {step!r}: seconds are at least 1e-9")
     return SECONDS, float(step)

@@ -50,8 +50,8 @@ class OnlineIntervals(Saves):
 
     def __init__(self, coverage: float = 0.9, *, ahead: int = 1) -> None:
         self.coverage, self.ahead = check_coverage(coverage), at_least("ahead", ahead, 1)
-        if ahead > LARGEST["horizon"]:
-            raise ValueError(f"ahead must be at most {LARGEST['horizon']}, got {ahead}")
+        if ahead > LARGEST:
+            raise ValueError(f"ahead must be at most {LARGEST}, got {ahead}")
         self._errors = SepSAForecaster(ahead)
 
     def _get_params(self) -> dict[str, Any]:

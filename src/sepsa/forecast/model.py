@@ -61,19 +61,17 @@ class Rows(NamedTuple):
     """Rows to learn: values (n, m), exogenous inputs (n, q), and what gets the forecasts made after each.
 
     `made` (n, m, H) gets these, unless it is empty, and `quantiles` (n, KNOWN, m, H) the quantiles of LEVELS and the
-    numbers of errors that they come from. With `ahead` forecasts use the inputs of later rows, of which E may have
-    more than Y.
+    numbers of errors that they come from. E may have more rows than Y, which forecasts with inputs known ahead use.
     """
 
     Y: Floats
     E: Floats
     made: Floats = np.empty((0, 0, 0))
     quantiles: Floats = np.empty((0, 0, 0, 0))
-    ahead: bool = False
 
     def part(self, start: int, stop: int) -> Rows:
         """The rows from one on to before another."""
-        return Rows._make([*(each[start:stop] for each in self[:4]), self.ahead])
+        return Rows._make(each[start:stop] for each in self)
 
 
 @lru_cache(64)
@@ -101,7 +99,6 @@ class ForecastModel:
     """Heads for every series and step, which learn rows; missing values are NaN."""
 
     first_rows = FIRST_ROWS  # which the window gives without outliers
-    found: Any = ()  # nothing is strange
     warm_up = 256  # rows until which all are learned again, after which scales follow the data by themselves
 
     def __init__(self, settings: Settings) -> None:
@@ -160,13 +157,12 @@ class ForecastModel:
 
     def learn(self, rows: Rows) -> None:
         """Learn rows; missing values are NaN."""
-        self._run(step.learn, len(rows.Y), rows)
+        self._run(step.learn, len(rows.Y), rows, self.settings.known_ahead)
 
-    def _run(self, kernel: Function, count: int, rows: Rows) -> None:
-        """Call a kernel; errors count what inputs explain where forecasts use later ones, or the settings say so."""
+    def _run(self, kernel: Function, count: int, rows: Rows, known_ahead: bool) -> None:
+        """Call a kernel; with `known_ahead` forecasts and their errors use the inputs of later rows."""
         arrays = [np.ascontiguousarray(each, np.float64) for each in rows[:2]] + [rows.made, rows.quantiles]
-        ahead = len(rows.E) if rows.ahead else int(self.settings.known_ahead)
-        self._call[()] = (bool(len(rows.made)) + bool(len(rows.quantiles)), ahead)
+        self._call[()] = (bool(len(rows.made)) + bool(len(rows.quantiles)), len(rows.E) * known_ahead)
         self._slots[len(self._given) :] = [array.ctypes.data for array in arrays]
         function(kernel)(self._address, count)
 
@@ -181,8 +177,8 @@ class ForecastModel:
     def forecast(self, E: Floats) -> tuple[Floats, Floats]:
         """The forecasts (m, H) after the last row, and their quantiles (KNOWN, m, H); E (k, q) are the rows ahead."""
         shape = self.settings.series, self.settings.horizon
-        told = Rows(E[:0], E, np.empty((1, *shape)), np.empty((1, KNOWN, *shape)), True)
-        self._run(step.forecast, self.rows, told)
+        told = Rows(E[:0], E, np.empty((1, *shape)), np.empty((1, KNOWN, *shape)))
+        self._run(step.forecast, self.rows, told, True)
         return told.made[0], told.quantiles[0]
 
     def reach(self) -> int:
@@ -223,7 +219,7 @@ def quantile(known: Floats, level: float, bounds: tuple[float, float]) -> Floats
     """
     outside = 2 * min(level, 1 - level)  # of an interval that ends here
     few = known[-1] < (1 - 1e-9) * (1 - outside) / outside
-    score = NormalDist().inv_cdf(min(max(level, 1e-12), 1 - 1e-12))
+    score = NormalDist().inv_cdf(level)
     beyond = max(1.0, abs(score) / SCORES[-1])
     shares = beyond * np.array([np.interp(score, SCORES, one) for one in np.eye(len(SCORES))])
     shares[len(SCORES) // 2] += 1.0 - beyond

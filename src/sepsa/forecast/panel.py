@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Hashable, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -190,14 +189,15 @@ class SepSAPanelForecaster:
     def _ahead(self, part: Series | None, times: list[Any]) -> Floats:
         """The inputs (h, inputs) of a series at these times."""
         given = [] if part is None else read_times(part.times).seconds.tolist()
-        wanted = read_times(times).seconds.tolist()
-        for time, at in zip(times, wanted, strict=True):
+        rows = []
+        for time, at in zip(times, read_times(times).seconds.tolist(), strict=True):
             if (count := given.count(at)) != 1:
                 raise ValueError(
                     f"X_df must have one row for each series and time to forecast, got {count or 'none'} at {time}"
                 )
+            rows.append(given.index(at))
         assert part is not None
-        return part.X[[given.index(at) for at in wanted]]
+        return part.X[rows]
 
     def _split(self, what: str, df: Any, inputs: list[str], target: str | None = None) -> list[Series]:
         """The rows of each series in the order of time; series in the order of their first rows."""
@@ -218,13 +218,11 @@ class SepSAPanelForecaster:
         moments = pandas.Index(df[self.time_col])
         order = np.lexsort((read_times(moments).seconds, codes))
         X = numbers(what, df[inputs]) if inputs else np.empty((len(df), 0))
-        y = X[:, :0].sum(1) if target is None else numbers(f"{what}[{target!r}]", df[target])
-        X, y, moments = X[order], y[order], moments[order]
-        cuts = np.searchsorted(codes[order], np.arange(len(keys) + 1)).tolist()
+        y = np.empty(len(df)) if target is None else numbers(f"{what}[{target!r}]", df[target])
+        rows_of = np.split(order, np.cumsum(np.bincount(codes)))  # and none after the last series
         # 1.0 is 1, since pandas makes a column of integers floats where it has had a missing one.
         keys = [int(key) if isinstance(key, float) and key.is_integer() else key for key in keys.tolist()]
-        parts = zip(keys, pairwise(cuts), strict=True)
-        return [Series(key, y[a:b], X[a:b], moments[a:b]) for key, (a, b) in parts]
+        return [Series(key, y[rows], X[rows], moments[rows]) for key, rows in zip(keys, rows_of, strict=False)]
 
     # ------------------------------------------------------------------ the file
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from typing import Any, NamedTuple, TypeAlias
 from zoneinfo import ZoneInfo
 
@@ -98,13 +98,3 @@ def local_seconds(at: float, zone: tzinfo) -> float:
     """Seconds since 1970 by the clocks of a zone, from those of UTC."""
     offset = (EPOCH + timedelta(seconds=at)).replace(tzinfo=UTC).astimezone(zone).utcoffset()
     return at + (offset or timedelta()).total_seconds()
-
-
-def read_zone(saved: Any) -> tzinfo | None:
-    """A zone from its name or its offset in seconds."""
-    if saved is None:
-        return None
-    try:
-        return ZoneInfo(saved) if isinstance(saved, str) else timezone(timedelta(seconds=float(saved)))
-    except (KeyError, ValueError, TypeError, OverflowError, OSError):
-        raise schema.damaged("state_dict['clock']['zone']", "a zone or seconds", schema.brief(saved)) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import copy
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -17,19 +17,6 @@ from sepsa.learner.scales import trimmed
 from sepsa.states import schema
 
 IMAGINED = 512  # rows of a gap that are forecast; over the others only the seasons go on
-MOST_LAGS = 2000
-
-
-class Plan(NamedTuple):
-    """Rows of a call to learn in order, negative ones waited before, and the gap before each; and those that wait.
-
-    After `late` rows there was no forecast, as they waited for others of the call.
-    """
-
-    order: list[int]
-    gaps: list[int]
-    waiting: list[int]
-    late: list[int]
 
 
 class Window:
@@ -42,59 +29,44 @@ class Window:
         self.seasons: tuple[float, ...] = ()  # that the model was made for
         self.first: Floats = np.empty((0, settings.series + settings.exogenous))  # values and inputs of the first rows
         self.skipped: tuple[tuple[int, int], ...] = ()  # rows before which the seasons went on, and by how many rows
-        self.waiting = self.first  # values and inputs of rows after a leap in time
-        self.refused = 0  # of them
-        self.fit = False  # whether blocks are learned together at the end of a call,
-        self.ahead = False  # and whether its forecasts use inputs of later rows
+        self.fit = False  # whether blocks are learned together at the end of a call
 
     @property
     def rows(self) -> int:
         """The number of rows so far, including rows in gaps."""
         return 0 if self.model is None else int(self.model.rows)
 
-    def learned(self, rows: Rows, moments: Moments | None, fit: bool) -> tuple[Window, list[str]]:
-        """A window that has learned further rows as well, and what is strange in them; this one stays as it is."""
-        other, plan = self.placed(moments, len(rows.Y))
-        other.fit, other.ahead = fit, rows.ahead
+    def learned(self, rows: Rows, moments: Moments | None, fit: bool) -> Window:
+        """A window that has learned further rows as well; this one stays as it is."""
+        other, gaps = self.placed(moments, len(rows.Y))
+        other.fit = fit
         # They share a model where one call of it, which cannot fail halfway, learns these rows.
-        alone = len(plan.order) == len(rows.Y) and max(plan.gaps) <= IMAGINED
-        count = len(plan.gaps) + sum(plan.gaps)
-        alone = alone and (self.rows >= HISTORY or self.rows + count < 1 << self.rows.bit_length())
+        after = self.rows + len(gaps) + sum(gaps)
+        alone = max(gaps) <= IMAGINED and (self.rows >= HISTORY or after < 1 << self.rows.bit_length())
         if self.model is not None and not (alone and self.settings.every == 1):
             other.model = self.model.copy()
         if self.rows and other.clock.grid != self.clock.grid:
             other._relearn(self.rows)
-        other.learn_placed(rows, plan)
+        other.learn_placed(rows, np.array(gaps))
         if self.settings.every > 1:
             other.model.finish()
-        dropped = other.refused - self.refused
-        said = [f"{dropped} row(s) with a time far ahead were left out, as the rows after them have earlier times"]
-        weekend = 'no row has come on the first weekend: give step="business day" if none comes on later ones either'
-        return other, said * (dropped > 0) + [weekend] * (other.clock.no_weekend and not self.clock.no_weekend)
+        return other
 
-    def placed(self, moments: Moments | None, count: int) -> tuple[Window, Plan]:
-        """A copy whose clock is after rows of these times, and where they go; an error where they cannot be learned."""
+    def placed(self, moments: Moments | None, count: int) -> tuple[Window, list[int]]:
+        """A copy whose clock is after rows of these times, and the gaps before them; an error where one cannot be."""
         other = copy(self)
         clock = other.clock = copy(self.clock)
         if moments is None:
             clock.proceed(count)
-            return other, Plan(list(range(count)), [0] * count, list(range(-len(self.waiting), 0)), [])
+            return other, [0] * count
         clock.begin(moments)
         clock.check(moments.seconds)
         clock.find(moments.seconds)
-        rows, plan = self.rows, Plan([], [], list(range(-len(self.waiting), 0)), [])
-        for i, at in enumerate(moments.seconds.tolist()):
-            gaps, dropped = clock.place(at, rows)
-            other.refused += dropped
-            del plan.waiting[:dropped]
-            plan.waiting.append(i)
-            if gaps:
-                plan.late.extend(plan.waiting[:-1])
-                plan.order.extend(plan.waiting)
-                plan.gaps.extend(gaps)
-                plan.waiting.clear()
-            rows += sum(min(gap, IMAGINED) + 1 for gap in gaps)
-        return other, plan
+        rows, gaps = self.rows, []
+        for at in moments.seconds.tolist():
+            gaps.append(clock.place(at, rows))
+            rows += min(gaps[-1], IMAGINED) + 1
+        return other, gaps
 
     def check(self, moments: Moments | None, count: int) -> None:
         """Raise a ValueError where so many rows of these times cannot be learned."""
@@ -121,39 +93,33 @@ class Window:
                 self._relearn(before + stop - at)
                 if len(part.made):
                     part.made[-1], part.quantiles[-1:] = self.model.forecast(
-                        rows.E[stop if rows.ahead else len(rows.E) :]
+                        rows.E[stop if self.settings.known_ahead else len(rows.E) :]
                     )
             at = stop
         if self.rows >= HISTORY:
             self.first, self.skipped = self.first[:0], ()
 
-    def learn_placed(self, rows: Rows, plan: Plan) -> None:
-        """Learn rows at their places, with missing ones in the gaps before them."""
-        if len(plan.order) == len(rows.Y) and not any(plan.gaps):
-            self.waiting = self.waiting[plan.waiting]
+    def learn_placed(self, rows: Rows, gaps: Any) -> None:
+        """Learn rows, with missing ones in the gaps before them."""
+        if not gaps.any():
             self.learn(rows)
             return
-        values, order, gaps = np.vstack([np.hstack(rows[:2]), self.waiting]), np.array(plan.order), np.array(plan.gaps)
         for start, stop in pairwise(np.unique([0, *np.flatnonzero(gaps > IMAGINED), len(gaps)]).tolist()):
             if (skip := int(gaps[start]) - IMAGINED) > 0:
                 self.skipped = (*self.skipped, (self.rows, skip)) if self.rows < HISTORY else ()
                 self.model.skip(skip)
-            own = order[start:stop]
             at = np.cumsum(np.minimum(gaps[start:stop], IMAGINED) + 1) - 1
-            made, quantiles = (np.full((len(each) and at[-1] + 1, *each.shape[1:]), np.nan) for each in rows[2:4])
-            spaced = np.full((int(at[-1]) + 1, values.shape[1]), np.nan)
-            spaced[at] = values[own]
-            self.learn(self._rows(spaced)._replace(made=made, quantiles=quantiles))
-            for out, told in ((rows.made, made), (rows.quantiles, quantiles)):
-                if len(out):
-                    out[own[own >= 0]] = told[at[own >= 0]]
-                    out[plan.late] = np.nan
-        self.waiting = values[plan.waiting]
+            part = rows.part(start, stop)
+            spaced = Rows(*(np.full((len(each) and at[-1] + 1, *each.shape[1:]), np.nan) for each in part))
+            spaced.Y[at], spaced.E[at] = part.Y, part.E
+            self.learn(spaced)
+            for out, told in zip(part[2:], spaced[2:], strict=True):
+                out[:] = told[at[: len(out)]]
 
     def _rows(self, values: Floats) -> Rows:
         """Rows to learn without their forecasts, from values and inputs side by side."""
         Y, E = np.split(values, [self.settings.series], 1)
-        return Rows(Y, E, ahead=self.ahead)
+        return Rows(Y, E)
 
     def _due(self, rows: int) -> bool:
         """Whether all of so many rows are to be learned again."""
@@ -171,7 +137,6 @@ class Window:
             model.learn(known.part(start, stop))
             model.skip(skip)
             start = stop
-        model.found = [] if self.model is None else self.model.found  # what the first rows have is known
         self.model = model
 
     def _found(self, rows: int) -> tuple[float, ...]:
@@ -201,8 +166,6 @@ class Window:
         """The state as plain data."""
         return {
             "clock": self.clock.state_dict(),
-            "waiting": self.waiting,
-            "refused": self.refused,
             "first": self.first,
             "skipped": np.array(self.skipped, np.int64).reshape(-1, 2),
             "seasons": list(self.seasons),
@@ -211,15 +174,12 @@ class Window:
 
     def load(self, new: schema.Entries) -> None:
         """Load a state into this new window."""
-        clock, width = self.clock, self.first.shape[1]
-        clock.load_state_dict(new["clock"])
-        self.waiting = new.array("waiting", (len(clock.waiting), width), missing=True)
-        self.refused = new.integer("refused")
+        self.clock.load_state_dict(new["clock"])
         if new["model"] is not None:
             with schema.settings("state_dict['seasons']"):
                 self.seasons = check_seasons(new.items("seasons").numbers())
                 self.model = self._new_model()
             self.model.load_state_dict(new["model"], new.path("model"))
         kept = self.rows if self.rows < HISTORY else 0
-        self.first = new.array("first", (kept, width), missing=True)
+        self.first = new.array("first", (kept, self.first.shape[1]), missing=True)
         self.skipped = tuple(map(tuple, new.array("skipped", (None, 2), np.int64, low=0).tolist()))

@@ -47,7 +47,9 @@ class ForecastTable(SeriesOptions):
         self.reading = Reading.take(options)
         super().__init__(tuple(target), **options)
         own = ("target", "time", "inputs")
-        self.forecaster = SepSAForecaster(**{k: v for k, v in asdict(self).items() if k not in own})
+        options = {k: v for k, v in asdict(self).items() if k not in own}
+        options["known_ahead"] &= self.every > 1  # else forecasts would depend on how rows are divided
+        self.forecaster = SepSAForecaster(**options)
         self.trace = ErrorTrace()
         self.quarantined = 0
         self.texts: dict[str, list[str]] = {}  # the first texts of columns of inputs that have texts
@@ -101,8 +103,7 @@ class ForecastTable(SeriesOptions):
         times = None if self.time is None else np.round(at * 1e6).astype("datetime64[us]") if dated else at
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            ahead = self.known_ahead and self.every > 1  # else forecasts would depend on how rows are divided
-            made = self.forecaster.prequential(Y, E if self.inputs else None, times=times, known_ahead=ahead)
+            made = self.forecaster.prequential(Y, E if self.inputs else None, times=times)
         before = np.vstack([self.next, made[:-1, 0]])
         there = ~np.isnan(Y - before)
         total = np.where(there, np.abs(Y - before), 0.0).sum(1)
@@ -181,20 +182,14 @@ class ForecastTable(SeriesOptions):
         except ValueError as error:
             self._refuse_time(usable, rows, error)
             return
-        waiting: list[int] = []
         for i, time in zip(order.tolist(), times.tolist(), strict=True):
             trial = copy(clock)
             try:
-                gaps, dropped = trial.place(time, learned)
+                trial.place(time, learned)
             except ValueError as error:
                 self._refuse_time(usable, [i] if i >= 0 else [], error)
                 continue
-            clock = trial
-            if dropped:
-                leaps = "its time leaps ahead, and the rows after it do not", "correct these times, or give --step"
-                usable.refuse([k for k in waiting if k >= 0], *leaps)
-            waiting = [] if gaps else [*waiting * (not dropped), i]
-            learned += len(gaps)
+            clock, learned = trial, learned + 1
 
     def _refuse_time(self, usable: UsableRows, rows: Any, error: ValueError) -> None:
         """Leave out rows whose times the clock refuses."""
