@@ -30,9 +30,11 @@ def read_solver(solver: Any, state_dict: Any, keys: set[str], make: Callable[...
 
 
 def read_ridge(saved: Entries, solver: Any) -> float:
-    """The ridge of the weights that was in use: by evidence the entry `ridge_now`."""
+    """The ridge of the weights that was in use: by evidence, or that of the settings."""
     now = saved.number("ridge_now", sys.float_info.min)
-    return now if solver.ridge == "evidence" else float(solver.ridge)
+    if solver.ridge not in ("evidence", now):
+        raise saved.damaged("ridge_now", f"the ridge {solver.ridge:g}", now)
+    return now
 
 
 def check_positive_definite(state: Entries, key: str, value: Tensor) -> None:
