@@ -271,12 +271,12 @@ class SepSAForecaster(Saves):
         return parts[0] if coverage is None else tuple(parts)
 
     def _learn_table(
-        self, Y: ArrayLike, X: ArrayLike | None, times: Times | None, *how: Any
+        self, Y: ArrayLike, X: ArrayLike | None, times: Times | None, tell: int = 0, fit: bool = False
     ) -> tuple[Table, Floats, Floats]:
-        """Learn the rows of a table; returns it, and what `_take` does with the further arguments."""
+        """Learn the rows of a table; returns it, and what `_take` does."""
         with self._lock, DeferredInterrupt():
             table, inputs = self._read(Y, X, times)
-            return table, *self._take(table, inputs, *how)
+            return table, *self._take(table, inputs, tell, fit)
 
     def _read(self, Y: ArrayLike, X: ArrayLike | None, times: Times | None) -> tuple[Table, Table]:
         """The rows of Y and X, in the order of the names so far."""
@@ -430,7 +430,7 @@ class SepSAForecaster(Saves):
             The forecaster.
         """
         fresh = type(self)(**self.get_params())
-        fresh._learn_table(y, X, times, 0, True)
+        fresh._learn_table(y, X, times, fit=True)
         return self._become(fresh)
 
     def update(self, y: ArrayLike, X: ArrayLike | None = None, *, times: Times | None = None) -> Self:
@@ -476,15 +476,16 @@ class SepSAForecaster(Saves):
         """
         if coverage is not None and quantiles is not None:
             raise ValueError("coverage or quantiles must be given, got both: coverage 0.9 is quantiles=[0.05, 0.95]")
-        if coverage is None:
-            levels = [check_coverage(level, "quantiles") for level in quantiles or ()]
-        else:
-            levels = [(1 - check_coverage(coverage)) / 2, (1 + coverage) / 2]
-        made, known = self._forecast(horizon, E=self._rows_ahead(X))
-        forecast, *ends = map(self._framed, (made, *(quantile(known, level, self._limits) for level in levels)))
         if coverage is not None:
-            return forecast, *ends
-        return forecast if quantiles is None else (forecast, dict(zip(levels, ends, strict=True)))
+            check_coverage(coverage)
+        levels = [check_coverage(level, "quantiles") for level in quantiles or ()]
+        made, known = self._forecast(horizon, E=self._rows_ahead(X))
+        forecast = self._framed(made)
+        if coverage is not None:
+            return (forecast, *map(self._framed, interval(known, coverage, self._limits)))
+        if quantiles is not None:
+            return forecast, {level: self._framed(quantile(known, level, self._limits)) for level in levels}
+        return forecast
 
     def _rows_ahead(self, X: ArrayLike | None) -> Floats | None:
         """The exogenous inputs of rows to forecast, in the order of their names; an error for other times."""
