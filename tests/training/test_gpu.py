@@ -761,3 +761,120 @@ def test_a_ridge_is_chosen_between_recorded_blocks():
     assert two._backend.owns(two.state)
     assert two.ridge_now == pytest.approx(one.ridge_now)
     torch.testing.assert_close(heads[1].weight, heads[0].weight, rtol=1e-5, atol=1e-6)
+
+
+# ---------------------------------------------------------------------- updates that tell when the body steps
+
+
+def normalized(outputs):
+    """A network with statistics that a failed step must not change, and its twin on the CPU."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 80), nn.BatchNorm1d(80), nn.Tanh(), nn.Linear(80, outputs)).cuda()
+    return model, copy.deepcopy(model).cpu()
+
+
+def squared_where_given(outputs, targets):
+    given = targets.isfinite()
+    return (outputs - targets.nan_to_num())[given].square().mean()
+
+
+def train(model, optimizer, x, y, loss_fn):
+    with optimizer.observe(y):
+        loss = loss_fn(model(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+LATER = {
+    "RLS": (lambda: RLS(forgetting=0.99), squared_where_given),
+    "RLS, evidence": (lambda: RLS(ridge="evidence"), squared_where_given),
+    "SoftmaxNewton": (SoftmaxNewton, nn.functional.cross_entropy),
+    "SoftmaxNewton, evidence": (lambda: SoftmaxNewton(ridge="evidence"), nn.functional.cross_entropy),
+}
+
+
+def data_for(name, batches, n):
+    x = torch.randn(batches * n, 6)
+    y = torch.randint(3, (batches * n,)) if "Softmax" in name else torch.randn(batches * n, 3)
+    return x.cuda().split(n), y.cuda().split(n)
+
+
+@pytest.mark.parametrize("n", [4, 256])
+@pytest.mark.parametrize("name", LATER)
+def test_steps_that_wait_until_the_body_moves_are_those_of_a_cpu(name, n):
+    model, twin = normalized(3)
+    solver, loss_fn = LATER[name]
+    one, two = (SepSA(m, torch.optim.SGD, solver=solver(), lr=1e-2) for m in (model, twin))
+    for x, y in zip(*data_for(name, 12, n), strict=True):
+        train(model, one, x, y, loss_fn)
+        train(twin, two, x.cpu(), y.cpu(), loss_fn)
+    assert_alike(model.cpu(), twin, tolerance=1e-3)
+    assert one.solver.steps == two.solver.steps == 12
+
+
+TOLD = {
+    "step": lambda optimizer, y: optimizer.step(),
+    "reading": lambda optimizer, y: optimizer.solver.covariance(),
+    "the next pass": lambda optimizer, y: optimizer.observe(y).__enter__(),  # a gradient scaler left out the step
+}
+
+
+@pytest.mark.parametrize("told", TOLD)
+@pytest.mark.parametrize("name", LATER)
+def test_a_bad_batch_is_refused_before_the_body_moves_and_changes_nothing(name, told):
+    model = normalized(3)[0]
+    twin, (solver, loss_fn) = copy.deepcopy(model), LATER[name]
+    optimizer, other = (SepSA(m, torch.optim.SGD, solver=solver(), lr=1e-2) for m in (model, twin))
+    for i, (x, y) in enumerate(zip(*data_for(name, 13, 256), strict=True)):
+        if i == 12:
+            bad, before = x.clone(), copy.deepcopy(model.state_dict())
+            bad[3, 2] = math.nan
+            with optimizer.observe(y):
+                loss = loss_fn(model(bad), y)
+            loss.backward()
+            with pytest.raises(ValueError, match="NaN"):
+                TOLD[told](optimizer, y)
+            optimizer.zero_grad()
+            if told == "reading":  # who reads first is told first, and the statistics are the step's to restore
+                model.load_state_dict(before)
+        train(model, optimizer, x, y, loss_fn)
+        train(twin, other, x, y, loss_fn)
+    assert_alike(model, twin, tolerance=1e-5)
+    assert optimizer.solver.steps == other.solver.steps == 13
+
+
+def test_a_block_that_needs_more_digits_is_learned_before_the_body_moves():
+    head, twin = nn.Linear(40, 2).cuda(), nn.Linear(40, 2)
+    twin.load_state_dict(head.state_dict())
+    one, two = (SepSA(m, torch.optim.SGD, solver=RLS(), lr=1e-2) for m in (head, twin))
+    x, y = torch.randn(8, 16, 40), torch.randn(8, 16, 2)
+    x[-1] *= 1e9
+    for features, targets in zip(x, y, strict=True):
+        start = head.weight.detach().clone()
+        with one.observe(targets.cuda()):
+            head(features.cuda())
+        learned = not torch.equal(head.weight, start)
+        one.step()
+        two.learn(features, targets)
+    assert not learned  # in the forward pass, which saw the head of before
+    assert one.solver.steps == 8
+    torch.testing.assert_close(head.weight.cpu(), twin.weight, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_the_first_samples_without_a_target_are_left_out_on_a_gpu(learns):
+    model, twin = normalized(3)
+    one, two = (SepSA(m, torch.optim.SGD, solver=RLS(), lr=1e-2) for m in (model, twin))
+    x, y = data_for("RLS", 8, 64)
+    for i, (features, targets) in enumerate(zip(x, y, strict=True)):
+        if i in (5, 7):
+            targets[::3] = math.nan
+        for net, optimizer, device in ((model, one, "cuda"), (twin, two, "cpu")):
+            if learns:
+                optimizer.learn(features.to(device), targets.to(device))
+            else:
+                train(net, optimizer, features.to(device), targets.to(device), squared_where_given)
+    # The body's first gradient with such samples is that at the head of before, but where `learn` computes the loss.
+    assert_alike(model.cpu(), twin, tolerance=1e-3 if learns else 5e-2)
+    assert one.solver.samples == two.solver.samples == 6 * 64 + 2 * 42

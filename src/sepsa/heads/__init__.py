@@ -16,6 +16,7 @@ from sepsa.heads.protocols import (
     NotFinite,
     PrecisionWarning,
     Revertible,
+    Settles,
 )
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "PerOutput",
     "PrecisionWarning",
     "Revertible",
+    "Settles",
     "SoftmaxNewton",
     "check_rows",
     "commit",

@@ -145,6 +145,25 @@ class Forgets(Protocol):
 
 
 @runtime_checkable
+class Settles(Protocol):
+    """A solver that can leave the result of an update on a GPU, so that the host need not wait in the forward pass.
+
+    Attributes:
+        later: Whether the next update may; False by default. Whatever reads the head's state settles it first.
+    """
+
+    later: bool
+
+    def settle(self) -> None:
+        """Wait for the last update, and learn it by a slower route if its own could not.
+
+        Raises:
+            NotFinite: Values that cannot be learned; nothing was learned.
+        """
+        ...
+
+
+@runtime_checkable
 class LearnsPartly(Protocol):
     """A solver with one curvature per output, which takes samples of which some outputs are not observed.
 

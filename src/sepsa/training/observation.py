@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads import Capturable, LearnsPartly
+from sepsa.heads import Capturable, LearnsPartly, Settles
 from sepsa.heads.base.checks import check_rows, check_weight
 from sepsa.heads.base.partial_targets import weighted_mean
 from sepsa.ranks import exchange
@@ -37,11 +37,16 @@ class Observation:
     samples = 0  # of a captured step, each of which may have several rows of features
     frozen: tuple[nn.Parameter, ...] = ()
     before: Checkpoint | None = None
+    features: Tensor | None = None  # of an update whose result is on the GPU
+    gives_loss = False  # whether `loss` will be called, which leaves out rows without a target
 
-    def __init__(self, observer: Observer, targets: Tensor, sample_weight: Tensor | None = None) -> None:
+    def __init__(
+        self, observer: Observer, targets: Tensor, sample_weight: Tensor | None = None, later: bool = False
+    ) -> None:
         if not isinstance(targets, Tensor):
             raise TypeError(f"targets must be a torch.Tensor, got {type(targets).__name__}")
         self.observer, self.targets, self.sample_weight = observer, targets, sample_weight
+        self.later = later  # whether `settle` will be called before the body moves
 
     # ------------------------------------------------------------------ the context
 
@@ -202,14 +207,44 @@ class Observation:
             if not len(samples[0]):
                 return
         try:
-            if observer.epochs is None:
-                observer.solver.update(*samples)
-            else:
+            if observer.epochs is not None:
                 observer.epochs.update(samples, features.numel() // features.shape[-1])
+            elif features.is_cuda and self.may_settle():
+                self.learn_later(samples, features)
+            else:
+                observer.solver.update(*samples)
         except ValueError:
             if self.observed is not None or not self.find_observed(features):
                 raise
             observer.expects_missing = True
+            self.learn_alone(features)
+
+    def may_settle(self) -> bool:
+        """Whether the head may tell in `settle` that it could not learn; `loss` must know of missing targets before."""
+        may_be_missing = self.observed is None and self.targets.is_floating_point()
+        return self.later and self.observer.settles and not (self.gives_loss and may_be_missing)
+
+    def learn_later(self, samples: Any, features: Tensor) -> None:
+        """Let the head learn, and wait in `settle` for whether it could."""
+        solver = cast(Any, self.observer.solver)
+        self.observer.waiting, self.features = self, features.detach()
+        solver.later = True
+        try:
+            solver.update(*samples)
+        finally:
+            solver.later = False
+
+    def settle(self) -> None:
+        """Wait for the update, without a target for some of its rows learn the others; an error undoes all."""
+        observer, features = self.observer, self.features
+        observer.waiting = None
+        try:
+            cast(Settles, observer.solver).settle()
+        except ValueError:
+            if features is None or self.observed is not None or not self.find_observed(features):
+                self.undo()
+                raise
+            observer.expects_missing, self.later = True, False
             self.learn_alone(features)
 
     def learn_together(self, group: Any, features: Tensor) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads import RLS, HeadSolver, LearnsPartly, Revertible
+from sepsa.heads import RLS, HeadSolver, LearnsPartly, Revertible, Settles
 from sepsa.heads.base.checks import own_parameters
 from sepsa.heads.least_squares.math import copies
 from sepsa.torch_internals import buffers_of, compiler_of_frames, parameters_of, pre_hooks_of
@@ -49,6 +49,7 @@ class Observer:
     rows_per_sample = 1  # of the last captured step
     warned = False
     head_fraction = 1.0
+    waiting: Any = None  # the `Observation` whose update has left its result on the GPU
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class Observer:
     def attach(self) -> None:
         """Put a hook on the head, in place of that of an earlier observer; look up what solver and model have."""
         self.refuses_missing = type(self.solver) is RLS
-        self.revertible = isinstance(self.solver, Revertible)
+        self.revertible, self.settles = isinstance(self.solver, Revertible), isinstance(self.solver, Settles)
         self.partial_targets = isinstance(self.solver, LearnsPartly) and self.solver.learns_partly
         self.normalizations = [module for module in self.model.modules() if hasattr(module, "track_running_stats")]
         head = {id(parameter) for parameter in self.head.parameters()}
@@ -147,6 +148,8 @@ class Observer:
 
     def checkpoint(self, statistics: bool = True) -> Checkpoint:
         """What a step may change before the body moves, for `rollback`; `statistics`: with those of normalizations."""
+        if self.waiting is not None:  # a step that was left out, as a gradient scaler does
+            self.waiting.settle()
         if self.revertible:
             state = cast(Revertible, self.solver).checkpoint()
         else:

@@ -122,9 +122,9 @@ class SepSA(Optimizer):
             epochs = Epochs(solvers[name], linear.in_features, *how) if sets else None
             self._observers.append(Observer(model, name, solvers[name], linear, epochs, process_group, solver is None))
         # Called with targets and weights at each step.
-        self._observation: Callable[..., Observation | Observations] = (
-            partial(Observations, self._observers) if self._several else partial(Observation, self._observers[0])
-        )
+        self._observation: Callable[..., Observation | Observations] = partial(Observations, self._observers)
+        if not self._several:
+            self._observation = partial(Observation, self._observers[0], later=True)
         self._repeats = Repeats() if is_default and samples_per_epoch is None else None
         super().__init__(self.base.param_groups, self.base.defaults)
         self._adopt_base()
@@ -226,6 +226,7 @@ class SepSA(Optimizer):
         """
         with DeferredInterrupt():
             observation = self._observation(targets, sample_weight)
+            observation.gives_loss = loss_fn is None
             groups = self.param_groups
             before = [(p, p.grad.detach().clone()) for group in groups for p in group["params"] if p.grad is not None]
             try:
@@ -295,6 +296,9 @@ class SepSA(Optimizer):
         Returns:
             The result of the base optimizer: the closure's loss, or None.
         """
+        for observer in self._observers:
+            if observer.waiting is not None:
+                observer.waiting.settle()
         hooks_before, hooks_after = step_hooks(self)
         for before in hooks_before.values():
             before(self, (closure,), {})

@@ -131,7 +131,8 @@ def check_rows(
         raise ValueError(f"features must hold at least one sample, got shape {tuple(shape)}")
     if targets is None:
         return
-    refuse_inference_mode("learn")
+    if torch.is_inference_mode_enabled():
+        refuse_inference_mode("learn")
     dense = isinstance(targets, Tensor) and not targets.is_nested  # a nested tensor has no shape
     if len(shape) > 1 and dense and targets.ndim and targets.shape[0] != shape[0]:
         raise ValueError(f"targets must have {shape[0]} rows, as the features, got shape {tuple(targets.shape)}")

@@ -94,6 +94,7 @@ class HasRidge(OwnsHead):
 
     settings: ClassVar[tuple[str, ...]] = ("ridge", "forgetting", "bias_ridge", "noise_factor")
     forgets = True  # in the next update; see `sepsa.heads.Forgets`
+    later = False  # whether `settle` may tell of the next update that it failed; see `sepsa.heads.Settles`
 
     def __init__(
         self, ridge: float | Literal["evidence"], forgetting: float, bias_ridge: BiasRidge, noise_factor: float

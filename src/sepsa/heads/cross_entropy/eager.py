@@ -48,6 +48,7 @@ class TorchBackend:
     """Updates as pure functions of the state, which the solver holds."""
 
     name = "torch"
+    waiting: Any = None  # samples of which the host does not know yet whether they were learned
 
     def __init__(self, linear: nn.Linear) -> None:
         self.linear, self.dtype = linear, linear.weight.dtype

@@ -102,6 +102,7 @@ class NewtonHead(HasRidge):
 
     def _located(self) -> nn.Linear:
         """The head, with the state where it is."""
+        self.settle()
         linear = head_of(self)
         device = linear.weight.device
         if self.state.T.device != device:
@@ -135,6 +136,16 @@ class NewtonHead(HasRidge):
             state = state.copy()  # later updates write into these tensors
         return (state, *rest), head
 
+    def rollback(self, checkpoint: Any) -> None:
+        """Restore the state and the head's weights as they were at a checkpoint.
+
+        Args:
+            checkpoint: The result of `checkpoint`.
+        """
+        if self._backend is not None:
+            self._backend.waiting = None
+        super().rollback(checkpoint)
+
     @torch.no_grad()
     def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
         """Learn samples, and choose the ridge where that is due; or raise an error, and nothing changes.
@@ -156,15 +167,36 @@ class NewtonHead(HasRidge):
         if by_evidence and not updates:
             state, ridge = begun(self, rows[0], rows[2])
         samples = Samples(*rows, settings, updates)
-        backend = self._backend_for(linear, samples.rows)
+        backend: Any = self._backend_for(linear, samples.rows)
+        chooses = by_evidence and due(updates, updates + 1, settings.forgetting)
         new, finite = backend.learn(state, samples)
+        if backend.waiting is not None and (chooses or not self.later):
+            new, finite = backend.settle(state, *backend.waiting)
         if not finite:
             raise self._explain(*rows[:2], new.W)
         state = new
-        if by_evidence and due(updates, updates + 1, settings.forgetting):
+        if chooses:
             state, ridge = chosen(self, new, ridge)
         head = None if state is new and backend.owns(new) else state.W.to(linear.weight.dtype)  # else the head has them
         assign(self, head, state=state, _ridge=ridge, _updates=updates + 1, _backend=backend)
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Wait for an update with `later`, and learn it by a slower route if its own could not.
+
+        Raises:
+            ValueError: A target of it is wrong, or a value is not finite; nothing was learned.
+        """
+        backend = self._backend
+        if backend is None or backend.waiting is None:
+            return
+        recorder, samples = backend.waiting
+        new, finite = backend.settle(self.state, recorder, samples)
+        if not finite:
+            self._updates = samples.updates
+            raise self._explain(samples.features, samples.targets, new.W)
+        if new is not self.state:
+            assign(self, new.W.to(head_of(self).weight.dtype), state=new)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the settings, without the head's weights, which are in the `nn.Linear`."""

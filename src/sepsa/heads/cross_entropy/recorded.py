@@ -1,8 +1,8 @@
 """Large blocks of a `SoftmaxNewton` on a GPU as CUDA graphs, one pair for each kind of a block.
 
-The first half is `look_large`, whose flags go to the host, which waits for them alone. The second is `finish_large`,
-and stores the new state only where the flags are good; while it runs, the host launches the rest of the forward pass.
-Where a flag is bad nothing has changed, and the solver learns the block without a graph.
+The first half is `look_large`, whose flags go to the host. The second is `finish_large`, and stores the new state only
+where the flags are good. The host may read them later; where one is bad nothing has changed, and the solver learns the
+block without a graph.
 """
 
 from __future__ import annotations
@@ -42,10 +42,16 @@ class GraphBackend(TorchBackend):
         return self.recorder is not None and state.W is self.now.W
 
     def learn(self, state: CrossEntropyState, samples: Samples) -> tuple[CrossEntropyState, bool]:
-        """Learn a large block without weights by its recording where there is one, and store its result."""
-        return (self.now, True) if self._replayed(state, samples) else super().learn(state, samples)
+        """Learn a large block without weights by its recording where there is one, for `settle` to tell of."""
+        return (self.now, True) if self._replays(state, samples) else super().learn(state, samples)
 
-    def _replayed(self, state: CrossEntropyState, samples: Samples) -> bool:
+    def settle(self, state: CrossEntropyState, recorder: Recorder, samples: Samples) -> tuple[CrossEntropyState, bool]:
+        """The state after the update that is `waiting`, which has changed nothing where its flags are bad."""
+        self.waiting = None
+        finite, lost = recorder.answers()
+        return (self.now, True) if finite and not lost else super().learn(state, samples)
+
+    def _replays(self, state: CrossEntropyState, samples: Samples) -> bool:
         features, targets, sample_weight, settings, _ = samples
         n, recorder = samples.rows, self.recorder
         slow = n * len(state.weights) > CHUNK // 2  # arithmetic takes longer than launches
@@ -65,8 +71,10 @@ class GraphBackend(TorchBackend):
             for name in (*_UPDATED, "prior", "weights", "ridge"):
                 getattr(self.now, name).copy_(getattr(state, name))
         with torch.cuda.device(recorder.device), DeferredInterrupt():
-            finite, lost = recorder.look(recording, at_once=True)
-        return bool(finite and not lost)
+            recorder.look(recording)
+            recorder.finish(recording)
+            self.waiting = recorder, Samples(*recording.samples, None, settings, samples.updates)
+        return True
 
     def _halves(self, recorder: Recorder, given: tuple[Tensor, Tensor], settings: UpdateSettings) -> Halves:
         linear, x, y = self.linear, *map(torch.zeros_like, given)

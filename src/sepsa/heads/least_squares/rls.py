@@ -27,6 +27,7 @@ from sepsa.heads.least_squares.math import MEAN, SAMPLES, STEPS, LeastSquaresSta
 from sepsa.heads.protocols import Posterior
 from sepsa.heads.run.capture import LearnsInGraphs
 from sepsa.heads.run.choose import BackendRow, UpdateSize, choose
+from sepsa.interrupt import DeferredInterrupt
 from sepsa.validation import in_range
 
 
@@ -222,6 +223,7 @@ class RLS(LearnsInGraphs):
         Args:
             checkpoint: The result of `checkpoint`.
         """
+        self._backend.waiting = None
         self._read()
         backend, own, choice = checkpoint
 
@@ -369,28 +371,49 @@ class RLS(LearnsInGraphs):
         linear = self.linear or head_of(self)  # an error
         check_rows(linear, features, targets, sample_weight)
         backend, rows = self._backend, features.numel() // linear.in_features
+        if backend.waiting is not None:
+            backend.settle()
         if backend.rows != rows or backend.location != location(linear):
             backend = self._change_backend(rows)
         given = features, targets, sample_weight, self.forgetting if self.forgets else 1.0
         if not (self._learn_and_choose(backend, given) if self.ridge == "evidence" else backend.learn(*given)):
             raise explain_nonfinite(features, targets, linear)
+        if backend.waiting is not None and not self.later:
+            backend.settle()
+
+    def settle(self) -> None:
+        """Wait for an update with `later`, and learn it by a slower route if its own could not.
+
+        Raises:
+            NotFinite: A value of it is NaN, infinite or too large; nothing was learned.
+        """
+        if self._backend.waiting is not None:
+            self._backend.settle()
 
     def _learn_and_choose(self, backend: TorchBackend, given: tuple[Tensor, Tensor, Tensor | None, float]) -> bool:
         """Learn samples, and choose the ridge where that is due, together. False: a value is not finite."""
         (features, _, weight, lam), counters, unit = given, backend.state.counters, self._choice.unit
-        steps, known = int(counters[STEPS]), float(counters[SAMPLES])
-        starts, weighs = self._may_start(steps), weight is not None or unit != 1.0
-        if not (starts or weighs or evidence.due(steps, steps + 1, lam)):
-            return backend.learn(*given)
+        steps = int(counters[STEPS])
+        if weight is not None or unit != 1.0:
+            omega = (torch.ones(features.shape[:-1]) if weight is None else weight.detach()).double()
+            unit = self._mixed_unit(lam * float(counters[SAMPLES]), float(omega.sum()), float(omega.square().sum()))
+        starts = self._may_start(steps)
+        if not (starts or evidence.due(steps, steps + 1, lam)):
+            if unit == self._choice.unit:
+                return backend.learn(*given)
+            with DeferredInterrupt():
+                learned = backend.learn(*given)
+                backend.settle()
+                if learned:
+                    self._choice = self._choice._replace(unit=unit)
+            return learned
         before, learned = self.checkpoint(), False
         try:
             if starts:
                 self._start_ridge(features, weight)
             learned = backend.learn(*given)
-            if learned and weighs:
-                omega = (torch.ones(features.shape[:-1]) if weight is None else weight.detach()).double()
-                self._mix_units(lam * known, float(omega.sum()), float(omega.square().sum()))
             if learned:
+                self._choice = self._choice._replace(unit=unit)
                 self._choose_ridge(backend.read(), steps, lam)
         except BaseException:
             self.rollback(before)
@@ -413,11 +436,10 @@ class RLS(LearnsInGraphs):
             if new is not None:
                 self._take(new, self._choice._replace(ridge=ridge))
 
-    def _mix_units(self, known: float, more: float, squares: float) -> None:
-        """Note the unit of sample weights after others of sum `more`, where those of a sum of `known` had one."""
-        if known + more > 0:
-            unit = (known * self._choice.unit + squares) / (known + more)
-            self._choice = self._choice._replace(unit=unit)
+    def _mixed_unit(self, known: float, more: float, squares: float) -> float:
+        """The unit of sample weights after others of sum `more`, where those of a sum of `known` had one."""
+        unit = self._choice.unit
+        return (known * unit + squares) / (known + more) if known + more > 0 else unit
 
     def _choose_ridge(self, state: LeastSquaresState, earlier: int, lam: float) -> None:
         """Take the ridge and the prior of the largest evidence where that is due, after update number `earlier`."""
@@ -494,7 +516,8 @@ class RLS(LearnsInGraphs):
                 state = self._read()
             self._take(delta.learn(state, learned, *self._at_bind(), linear.weight.dtype))
             if self.ridge == "evidence":
-                self._mix_units(seen, learned.samples, learned.samples * learned.unit)
+                unit = self._mixed_unit(seen, learned.samples, learned.samples * learned.unit)
+                self._choice = self._choice._replace(unit=unit)
                 self._choose_ridge(self._read(), int(steps), 1.0)
         except BaseException:
             self.rollback(before)

@@ -22,6 +22,7 @@ class CapturedHead:
 
     solver: ClassVar[str]  # its name in the table of backends
     updates = 0  # of the state, when the ridge was chosen last, or looked at
+    waiting: Any = None  # as a backend of eager updates has
 
     def __init__(self, linear: nn.Linear, W: Tensor) -> None:
         """`W` (m, p) has the shape, dtype and device of the solver's own."""

@@ -59,7 +59,7 @@ class Halves(NamedTuple):
     look: Callable[[Any], Any]  # from the state
     finish: Callable[[Any, Any], Any]  # from the state and what `look` returned
     store: Callable[[Any], object]  # what `finish` returned
-    repeats: Callable[[Any], bool] = lambda new: True  # whether the next update finds the same kind of state in that
+    repeats: Callable[[Any], bool] = lambda found: True  # whether the next update finds the same kind of state in that
 
 
 class Recording:
@@ -145,12 +145,13 @@ class Recorder:
             )
             return None
 
-    def look(self, recording: Recording, at_once: bool = False) -> list[float]:
-        """Run the first half, and the second behind it where that is to run `at_once`; returns the numbers told."""
+    def look(self, recording: Recording) -> None:
+        """Run the first half."""
         recording.look.replay()
         self._answered.record()
-        if at_once:
-            self.finish(recording)
+
+    def answers(self) -> list[float]:
+        """The numbers that the last first half told, once it has run."""
         self._answered.synchronize()
         numbers: list[float] = self._answers.tolist()
         return numbers
