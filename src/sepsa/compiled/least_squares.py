@@ -54,17 +54,42 @@ def whiten(T, W, Phi, Y, F, E):
     """F = TΦᵀ (p, n) and E = (Y - ΦWᵀ)ᵀ (m, n); returns the sums of their squares."""
     n, m = len(Phi), len(W)
     F[:] = 0.0
-    E[:] = 0.0
     if n > 1:
         add_product(F, T, Phi, False)
-        add_product(E, W, Phi, False)
+        subtract_outputs(W, Phi, Y, E)
     else:
         multiply(T, Phi[0], F[:, 0])
         multiply(W, Phi[0], E[:, 0])
-    for o in range(m):
-        for r in range(n):
-            E[o, r] = Y[r, o] - E[o, r]
+        for o in range(m):
+            E[o, 0] = Y[0, o] - E[o, 0]
     return sum_of_squares(F), sum_of_squares(E)
+
+
+@called
+def subtract_outputs(W, Phi, Y, E):
+    """E = (Y - ΦWᵀ)ᵀ (m, n)."""
+    E[:] = 0.0
+    add_product(E, W, Phi, False)
+    for o in range(E.shape[0]):
+        for r in range(E.shape[1]):
+            E[o, r] = Y[r, o] - E[o, r]
+
+
+@called
+def add_gram(T, E, Phi, F, C, new_H, D):
+    """new_H += TΦᵀΦTᵀ, its lower triangle, and D = EΦTᵀ, for n ≥ p + m rows; Φ, F and C are buffers afterwards."""
+    p, m = T.shape[0], E.shape[0]
+    for i in range(p):
+        for r in range(Phi.shape[0]):
+            F[i, r] = Phi[r, i]
+    C[:] = 0.0
+    Phi[: p + m] = 0.0
+    add_product(C, F, F, True)
+    store_gathered(C, C)
+    add_product(Phi[:p], T, C, False)
+    add_product(new_H, Phi[:p], T, True)
+    add_product(Phi[p : p + m], E, F, False)
+    add_product(D, Phi[p : p + m], T, False)
 
 
 restored_count = called(restoration.due)  # how many coordinates an update restores
@@ -72,17 +97,21 @@ restored_coordinate = called(restoration.next_cursor)  # the i-th of them
 
 
 @called
-def gather(T, W, H, energy, left, prior, ridge, F, E, lam, cursor, count, pending, new_H, D):
+def gather(T, W, H, energy, left, prior, ridge, block, by_gram, C, fading, new_H, D):
     """`gather` of rows and of the ridge, up to V: new_H (its lower triangle) and Dᵀ; energy and left in place."""
+    (Phi, _, F, E), (lam, cursor, count, pending) = block, fading
     (m, n), p = E.shape, T.shape[0]
     for i in range(p):
         for j in range(i + 1):
             new_H[i, j] = lam * H[i, j] if pending else 0.0
         if not pending:
             new_H[i, i] = lam
-    add_product(new_H, F, F, True)
     D[:] = 0.0
-    add_product(D, E, F, False)
+    if by_gram:
+        add_gram(T, E, Phi, F, C, new_H, D)
+    else:
+        add_product(new_H, F, F, True)
+        add_product(D, E, F, False)
     for o in range(m):
         energy[o] *= lam
         for r in range(n):
@@ -287,7 +316,14 @@ def learn(part, block, head, samples, lam):
     energy, left, counters, ridge = part.energy[0], part.left[0], part.counters[0], part.ridge[0]
     new_T, new_W, new_energy, new_left = part.Z[:p], part.Z[p:], scratch[3, :m], scratch[4, :p]
     follow(W, head, new_W)
-    size, error = whiten(T, new_W, Phi, Y, F, E)
+    # Of many rows fewer products are needed by ΦᵀΦ, which rounds no more than FFᵀ where this bound of |F|² is small.
+    by_gram, size, error = 2 * n >= 3 * p and n >= p + m, 0.0, 0.0
+    if by_gram:
+        subtract_outputs(new_W, Phi, Y, E)
+        size, error = sum_of_squares(T) * sum_of_squares(Phi), sum_of_squares(E)
+        by_gram = size <= PRODUCT_LIMIT
+    if not by_gram:
+        size, error = whiten(T, new_W, Phi, Y, F, E)
     if not size + error < np.inf:
         return NOT_FINITE
     if size > PRODUCT_LIMIT:
@@ -297,7 +333,7 @@ def learn(part, block, head, samples, lam):
     copy(energy, new_energy)
     copy(left, new_left)
     one_row = n == 1 and count < ROW_LIMIT
-    gathers = 4 * (n + count) >= p and not one_row
+    gathers = 6 * (n + count) >= p and not one_row
     absorbed = not gathers
     in_place = one_row and count == 0 and pending == 0
     f, u, e = scratch[0, :p], scratch[1, :p], scratch[2, :m]
@@ -306,7 +342,8 @@ def learn(part, block, head, samples, lam):
         copy(E[:, 0], e)
         step_head(T, new_W, f, e, u, new_energy, 1.0 + size)
     elif gathers:
-        gather(T, new_W, H, new_energy, new_left, prior, ridge, F, E, lam, cursor, count, pending, new_T, D)
+        fading = lam, cursor, count, pending
+        gather(T, new_W, H, new_energy, new_left, prior, ridge, block, by_gram, C, fading, new_T, D)
         if not solve_gathered(T, new_T, C, D, scratch[5], new_W, new_energy):
             return NOT_FINITE
         pending, growth = pending + 1, lam * growth + size
