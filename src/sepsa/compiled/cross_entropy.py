@@ -16,7 +16,7 @@ from sepsa.compiled.least_squares import (
     PRODUCT_LIMIT,
     fits,
     follow,
-    matrix_at,
+    matrices,
     read_features,
     restored_coordinate,
     restored_count,
@@ -187,10 +187,10 @@ def gather(T, W, prior, Phi, ridge, left, cursor, U, s, rho, faded, F, E, d):
 
 
 @called
-def learn(state, prior, Phi, labels, targets, omega, weights, ridge, settings, work):
+def learn(state, prior, labels, targets, omega, weights, ridge, settings, work):
     """Learn rows with one curvature, in place; W is that of the head. False: another route must learn them."""
     T, W, shares, left, counters = state
-    F, V, M, C, E, U, scratch = work
+    F, V, M, C, E, U, scratch, Phi = work
     (r, p), K, n = F.shape, W.shape[0], Phi.shape[0]
     d, inverse, s, x = scratch[0, :r], scratch[1], scratch[2, :K], scratch[3, :p]
     samples = residuals_of(W, Phi, labels, targets, omega, weights, settings[1], E, U)
@@ -229,12 +229,7 @@ def shapes_of_work(n: int, r: int, p: int, K: int) -> tuple[tuple[int, int], ...
     return (r, p), (q, most), (q, q), (q, q), (K, r), (K, n), (4, max(most, K)), (n, p)
 
 
-@called
-def work_at(at, of):
-    """The matrices of the buffer of these shapes at an address, and Φ."""
-    F, V, M, C = matrix_at(at, of, 0), matrix_at(at, of, 1), matrix_at(at, of, 2), matrix_at(at, of, 3)
-    E, U, scratch = matrix_at(at, of, 4), matrix_at(at, of, 5), matrix_at(at, of, 6)
-    return (F, V, M, C, E, U, scratch), matrix_at(at, of, 7)
+work_at = matrices(8)
 
 
 @called
@@ -257,14 +252,12 @@ def update(model, n):
     m, p = heads * K, k + (1 if model[15] else 0)
     W, old_W = array_at(model[5], (m, p), np.float64), array_at(model[10], (m, p), np.float64)
     prior, weights = array_at(model[11], (m, p), np.float64), array_at(model[12], (heads, max(K, 2)), np.float64)
-    ridge, omega = (
-        array_at(model[13], (p,), np.float64),
-        array_at(model[20], (n if model[20] else 0, heads), np.float64),
-    )
+    ridge = array_at(model[13], (p,), np.float64)
+    omega = array_at(model[20], (n if model[20] else 0, heads), np.float64)
     labels = array_at(model[18], (0 if model[19] else n,), np.int64)
     targets = array_at(model[18], (n, model[19]), np.float64)
-    work, Phi = work_at(model[21], shapes_of_work(n, n + restored_count(p, settings[0], 0, n), p, K))
-    read_features(model[16], model[17], k, Phi)
+    work = work_at(model[21], shapes_of_work(n, n + restored_count(p, settings[0], 0, n), p, K))
+    read_features(model[16], model[17], k, work[7])
     follow(old_W, (model[14], model[15], single, k), W)
     for part, size in enumerate((heads * p * p, m, heads * p, heads * 3)):
         copy(array_at(model[6 + part], (size,), np.float64), array_at(model[1 + part], (size,), np.float64))
@@ -273,6 +266,6 @@ def update(model, n):
         if keeps and omega.size and not own.any():
             continue
         state = curvature_at(model, i, K, p)
-        if not learn(state, prior[mine], Phi, labels, targets[:, mine], own, weights[i], ridge, settings, work):
+        if not learn(state, prior[mine], labels, targets[:, mine], own, weights[i], ridge, settings, work):
             return False
     return fits(W, single)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sepsa import restoration
-from sepsa.compiled.kernels import array_at, called, kernel
+from sepsa.compiled.kernels import Function, array_at, called, kernel
 from sepsa.compiled.linear_algebra import (
     add_product,
     add_solution,
@@ -179,6 +179,15 @@ def matrix_at(address, shapes, i):
     for before in range(i):
         address += 8 * shapes[before][0] * shapes[before][1]
     return array_at(address, shapes[i], np.float64)
+
+
+def matrices(count: int) -> Function:
+    """A function of an address and shapes: this many matrices, which follow each other there."""
+    each = ", ".join(f"matrix_at(address, shapes, {i})" for i in range(count))
+    return called(eval(f"lambda address, shapes: ({each})", {"matrix_at": matrix_at}))
+
+
+parts_at, block_at = matrices(len(Parts._fields)), matrices(4)
 
 
 @called
@@ -387,23 +396,8 @@ def update(model, n):
     m, k = model[7], model[8]
     numbers = array_at(model[0] + 96, (2,), np.float64)
     p, rows = k + (1 if model[3] else 0), model[4]
-    of = block_shapes(n, p, m)
-    Phi, Y, F, E = matrix_at(rows, of, 0), matrix_at(rows, of, 1), matrix_at(rows, of, 2), matrix_at(rows, of, 3)
-    read_features(model[5], model[11], model[10], Phi)
-    read(model[6], model[11], Y)
-    own, at = shapes_of(p, m), model[1]
-    part = Parts(
-        matrix_at(at, own, 0),
-        matrix_at(at, own, 1),
-        matrix_at(at, own, 2),
-        matrix_at(at, own, 3),
-        matrix_at(at, own, 4),
-        matrix_at(at, own, 5),
-        matrix_at(at, own, 6),
-        matrix_at(at, own, 7),
-        matrix_at(at, own, 8),
-        matrix_at(at, own, 9),
-        matrix_at(at, own, 10),
-        matrix_at(at, own, 11),
-    )
-    return learn(part, (Phi, Y, F, E), (model[2], model[3], model[9], k), numbers[0], numbers[1])
+    block = block_at(rows, block_shapes(n, p, m))
+    read_features(model[5], model[11], model[10], block[0])
+    read(model[6], model[11], block[1])
+    part = Parts(*parts_at(model[1], shapes_of(p, m)))
+    return learn(part, block, (model[2], model[3], model[9], k), numbers[0], numbers[1])
