@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sepsa.heads.base.checks import bias_setting, is_new_head, ridge_setting
-from sepsa.heads.base.parameters import commit, join, store
+from sepsa.heads.base.parameters import bias_words, commit, join, store
 from sepsa.heads.base.ridge import BiasRidge
 from sepsa.validation import in_range
 
@@ -103,6 +103,34 @@ class HasRidge(OwnsHead):
         self.noise_factor = in_range("noise_factor", noise_factor, 0.0, math.inf)
         self.forgetting = in_range("forgetting", forgetting, 0.0, 1.0)
         self.bias_ridge = bias_setting(bias_ridge)
+
+    @property
+    @abstractmethod
+    def ridge_now(self) -> float:
+        """The ridge of the weights: `ridge`, or what evidence has chosen."""
+
+    @abstractmethod
+    def _root(self) -> Tensor:
+        """T (..., p, p) with TᵀT = A⁻¹, the inverse of the curvature."""
+
+    @torch.no_grad()
+    def covariance(self) -> Tensor:
+        """Return B = A⁻¹ (p, p), the inverse of the curvature; a bias is the last coordinate.
+
+        Of a `LogisticNewton`, (out_features, p, p): one for each output.
+        """
+        T = self._root()
+        B = T.mT @ T
+        return (B + B.mT) / 2
+
+    def __repr__(self) -> str:
+        ridge = self.ridge if isinstance(self.ridge, str) else f"{self.ridge:g}"
+        if self.ridge == "evidence" and self.linear is not None:
+            ridge = f"evidence, now {self.ridge_now:.3g}"
+        given = ((name, getattr(self, name)) for name in self.settings[len(HasRidge.settings) :])
+        more = "".join(f", {name}={value}" for name, value in given if value)
+        words = f"{bias_words(self.bias_ridge)}{more}{shape_words(self.linear)}"
+        return f"{type(self).__name__}(ridge={ridge}, forgetting={self.forgetting:g}{words})"
 
 
 def head_of(solver: OwnsHead) -> nn.Linear:

@@ -37,13 +37,8 @@ def ridges(linear: nn.Linear, ridge: float, bias_ridge: BiasRidge, like: Tensor)
     """The ridge (p,) of each column of W, in the dtype and on the device of `like`."""
     each = torch.full((width(linear),), ridge, dtype=like.dtype, device=like.device)
     if linear.bias is not None:
-        hold_bias(each, bias_ridge)
+        each[-1].clamp_(*bias_bounds(bias_ridge, like.dtype))
     return each
-
-
-def hold_bias(ridge: Tensor, bias_ridge: BiasRidge) -> None:
-    """Set the last of the ridges (..., p), that of the bias, by `bias_ridge`; by default at most the others."""
-    ridge[..., -1].clamp_(*bias_bounds(bias_ridge, ridge.dtype))
 
 
 def bias_words(bias_ridge: BiasRidge) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sepsa.heads.base import health, parameters
 from sepsa.heads.base.checks import check_rows, explain_nonfinite
-from sepsa.heads.base.head import HasRidge, assign, head_of, shape_words
+from sepsa.heads.base.head import HasRidge, assign, head_of
 from sepsa.heads.base.state_checks import check_regular, read_ridge, read_solver, settings_of
 from sepsa.heads.cross_entropy import evidence as class_evidence
 from sepsa.heads.cross_entropy.eager import Rows, Samples, TorchBackend
@@ -239,16 +239,9 @@ class NewtonHead(HasRidge):
         self._located()
         return float(self.state.counters.reshape(-1, 3)[:, 1].mean())
 
-    @torch.no_grad()
-    def covariance(self) -> Tensor:
-        """Return B = A⁻¹ (p, p), the inverse of the curvature that all classes share; a bias is the last coordinate.
-
-        Of a `LogisticNewton`, (out_features, p, p): one for each output.
-        """
+    def _root(self) -> Tensor:
         self._ready()
-        T = self.state.T
-        B = T.mT @ T
-        return (B + B.mT) / 2
+        return self.state.T
 
     @torch.no_grad()
     def health(self) -> dict[str, float]:
@@ -312,13 +305,6 @@ class NewtonHead(HasRidge):
         if not self.learns_partly:
             spread = spread / class_factors(state.shares)[:, None]
         return Posterior(mean, parameters.as_outputs(linear, features, spread.sqrt().T))
-
-    def __repr__(self) -> str:
-        others = ((name, getattr(self, name)) for name in self.settings[len(NewtonHead.settings) :])
-        more = "".join(f", {name}={value}" for name, value in others if value)
-        more = parameters.bias_words(self.bias_ridge) + more + shape_words(self.linear)
-        ridge = f"{self.ridge}, now {self._ridge:.3g}" if isinstance(self.ridge, str) else f"{self.ridge:g}"
-        return f"{type(self).__name__}(ridge={ridge}, forgetting={self.forgetting:g}{more})"
 
 
 def update_settings(solver: NewtonHead) -> UpdateSettings:

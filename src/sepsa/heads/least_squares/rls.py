@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from sepsa.heads.base import health
 from sepsa.heads.base.checks import check_dtype, check_outputs, check_rows, explain_nonfinite
-from sepsa.heads.base.head import assign, head_of, shape_words
-from sepsa.heads.base.parameters import as_outputs, bias_words, commit, follow, rows_to_predict, samples, start, store
+from sepsa.heads.base.head import assign, head_of
+from sepsa.heads.base.parameters import as_outputs, commit, follow, rows_to_predict, samples, start, store
 from sepsa.heads.least_squares import delta, evidence
 from sepsa.heads.least_squares import math as least_squares
 from sepsa.heads.least_squares import state as saved
@@ -202,11 +202,8 @@ class RLS(LearnsInGraphs):
         return self._choice.ridge
 
     def __repr__(self) -> str:
-        head = "" if self.linear is None else f"{shape_words(self.linear)}, backend={self.backend}"
-        ridge = self.ridge if isinstance(self.ridge, str) else f"{self.ridge:g}"
-        if self.ridge == "evidence" and self.linear is not None:
-            ridge = f"evidence, now {self._choice.ridge:.3g}"
-        return f"RLS(ridge={ridge}, forgetting={self.forgetting:g}{bias_words(self.bias_ridge)}{head})"
+        words = super().__repr__()
+        return words if self.linear is None else f"{words[:-1]}, backend={self.backend})"
 
     def checkpoint(self) -> Any:
         """Return what `rollback` needs to undo the next update: references and small copies of the state."""
@@ -260,12 +257,8 @@ class RLS(LearnsInGraphs):
         """Return the minimum (m,) of the objective, which the head's weights attain, one number per output."""
         return self._read().energy.clone()
 
-    @torch.no_grad()
-    def covariance(self) -> Tensor:
-        """Return B (p, p), the inverse of the curvature A; a bias is the last coordinate."""
-        T = least_squares.square_root(self._read())
-        B = T.T @ T
-        return (B + B.T) / 2
+    def _root(self) -> Tensor:
+        return least_squares.square_root(self._read())
 
     @torch.no_grad()
     def health(self) -> dict[str, float]:
