@@ -337,8 +337,11 @@ def test_a_clone_has_the_options_and_no_rows():
     assert (copy.get_params(), copy.rows) == (model.get_params(), 0)
 
 
-def test_an_error_inside_a_call_leaves_the_forecaster_as_it_was(monkeypatch):
+@pytest.mark.parametrize("missing", [0, 150])
+def test_an_error_inside_a_call_leaves_the_forecaster_as_it_was(missing, monkeypatch):
+    """Also where no block has been learned before."""
     y, X = day_series(9)
+    y[:missing] = np.nan
     model = blocks(seasons=(168,)).update(y[:150], X[:150])
     before, learn, calls = model.state_dict(), SepSARegressor.prequential, []
 
@@ -355,6 +358,11 @@ def test_an_error_inside_a_call_leaves_the_forecaster_as_it_was(monkeypatch):
     monkeypatch.undo()
     whole = blocks(seasons=(168,)).update(y, X)
     assert same(model.update(y[150:], X[150:]).state_dict(), whole.state_dict())
+
+
+def test_a_copy_of_a_model_has_a_lock_of_its_own():
+    model = blocks(known_ahead=False).update(day_series(9)[0])._window.model
+    assert model.learner._lock is not model.copy().learner._lock
 
 
 def test_a_damaged_state_is_refused_by_its_name_and_changes_nothing():

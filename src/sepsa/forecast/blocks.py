@@ -18,6 +18,7 @@ import numpy as np
 from sepsa.forecast.kernels.step import follow_quantiles
 from sepsa.forecast.model import FIRST_QUANTILES, KNOWN, Rows, Settings
 from sepsa.interfaces.sklearn import SepSARegressor
+from sepsa.interrupt import new_lock
 from sepsa.learner.memory.parts import Floats
 from sepsa.states import schema
 
@@ -76,10 +77,11 @@ class BlockModel:
 
     def copy(self) -> BlockModel:
         """Another model in the same state."""
-        other = copy(self)
+        other, known = copy(self), self.learner._learner
         vars(other).update({name: getattr(self, name).copy() for name in ARRAYS})
-        if self.blocks:
-            other.learner = shared(self.learner)
+        other.learner = SepSARegressor()
+        body = None if known.body is None else known.body.copy()
+        other.learner.__dict__.update(vars(self.learner), _learner=known._replace(body=body), _lock=new_lock())
         return other
 
     @property
@@ -90,7 +92,7 @@ class BlockModel:
     @property
     def outliers(self) -> int:
         """The number of values that were dropped as implausible, and of blocks that the learner has bounded."""
-        return self.dropped + (self.learner.outliers_ if self.blocks else 0)
+        return self.dropped + self.learner.outliers_
 
     def fit_scales(self, Y: Floats, E: Floats) -> None:
         """The learner scales the rows."""
@@ -104,14 +106,14 @@ class BlockModel:
 
     # ------------------------------------------------------------------ rows
 
-    def _numbers(self, first: int, count: int) -> Any:
-        """The numbers of so many rows from a point on; a multiple of `every` begins a block."""
-        return self.number_of(first + np.arange(count)) - self.settings.start
+    def _numbers(self, count: int) -> Any:
+        """The numbers of so many rows after the last one; a multiple of `every` begins a block."""
+        return self.number_of(self.point + 1 + np.arange(count)) - self.settings.start
 
     def learn(self, rows: Rows) -> None:
         """Learn rows; forecasts are those of the block, as far as they still reach."""
         Y, E, H, every = rows.Y, rows.E, self.settings.horizon, self.settings.every
-        numbers = self._numbers(self.point + 1, len(Y) + 1)
+        numbers = self._numbers(len(Y) + 1)
         for i, row in enumerate(np.hstack([Y, E[: len(Y)]])):
             block, following = int(numbers[i]) // every, int(numbers[i + 1]) // every
             if block > self.newest:
@@ -231,7 +233,7 @@ class BlockModel:
     def _ahead(self, rows: int = 0) -> tuple[int, Any, int]:
         """The block of the next row, the slots in it of so many rows, and how many its forecast still reaches."""
         H, every = self.settings.horizon, self.settings.every
-        following = self._numbers(self.point + 1, max(rows, H))
+        following = self._numbers(max(rows, H))
         block = int(following[0]) // every
         slots = following - block * every
         return block, slots, int(np.logical_and.accumulate(slots[:H] < H).sum())
@@ -321,13 +323,6 @@ class BlockModel:
             setattr(self, name, new.array(name, own.shape, own.dtype, missing=True))
         if new["learner"] is not None:
             self.learner.load_state_dict(new["learner"])
-
-
-def shared(learner: SepSARegressor) -> SepSARegressor:
-    """Another estimator with what this one has learned."""
-    other, known = SepSARegressor(), learner._learner
-    other.__dict__.update(vars(learner), _learner=known._replace(body=known.body.copy()))
-    return other
 
 
 def phase(block: int, season: float) -> Floats:
