@@ -48,11 +48,12 @@ class Grid(NamedTuple):
         if self.unit == SECONDS:
             return self.origin + index * self.step
         if self.unit == BUSINESS:
-            business_day = np.busday_offset(day_of(self.origin), index, roll="forward")
-            return float(business_day.astype(np.int64)) * DAY + self.origin % DAY
-        first = month_of(self.origin)
-        month, day = int(first + index * self.step), math.floor(self.origin / DAY) - first_day(first)
-        return float(first_day(month) + min(day, days_in(month) - 1)) * DAY + self.origin % DAY
+            day = np.busday_offset(day_of(self.origin), index, roll="forward").astype(np.int64)
+        else:
+            first = month_of(self.origin)
+            month, of_month = int(first + index * self.step), math.floor(self.origin / DAY) - first_day(first)
+            day = first_day(month) + min(of_month, days_in(month) - 1)
+        return float(day) * DAY + self.origin % DAY
 
     def seconds(self) -> float:
         """The mean seconds between two points."""
@@ -60,14 +61,12 @@ class Grid(NamedTuple):
 
     def seasons(self) -> tuple[float, ...]:
         """The rows of a day, a week and a year, as far as they are seasons of such rows."""
-        step = self.seconds()
-        if step < 1.0 or not math.isfinite(step):
-            return ()
         if self.unit == BUSINESS:
             return (5.0,)
+        step = self.seconds()
         periods = (DAY, WEEK) if step < DAY else (WEEK, YEAR)
         rows = [round(period / step, 6) for period in periods if self.unit == SECONDS or period == YEAR]
-        return tuple(float(n) for n in rows if 3 <= n <= LONGEST)
+        return tuple(n for n in rows if 3 <= n <= LONGEST)
 
     def words(self) -> str:
         """The step in words."""
@@ -84,8 +83,9 @@ def days_in(month: int) -> int:
     return first_day(month + 1) - first_day(month)
 
 
-def day_of(at: float) -> np.datetime64:
-    return np.datetime64(math.floor(at / DAY), "D")
+def day_of(at: Any) -> Any:
+    """The day of a time, or of an array of them."""
+    return np.floor(np.divide(at, DAY)).astype("datetime64[D]")
 
 
 def month_of(at: float) -> int:
@@ -94,17 +94,15 @@ def month_of(at: float) -> int:
 
 def find_grid(at: Floats, dated: bool) -> Grid:
     """The grid of these increasing times: on that of most gaps, if no two of them share a point, else on finer ones."""
-    gaps = np.diff(at)
-    if dated and gaps.min() > 27.5 * DAY and (grid := monthly(at)) is not None:
-        return grid
-    if dated and gaps.min() > 0.9 * DAY and (grid := business(at)) is not None:
-        return grid
-    ordered = np.sort(gaps)
-    for share in (0.4, 0.2):
-        found = even(at, float(ordered[round(share * (len(gaps) - 1))]), dated)
+    ordered = np.sort(np.diff(at))
+    for days, grid_of in ((27.5, monthly), (0.9, business)):
+        if dated and ordered[0] > days * DAY and (grid := grid_of(at)) is not None:
+            return grid
+    for share in (0.4, 0.2, 0.0):
+        found = even(at, float(ordered[round(share * (len(ordered) - 1))]), dated)
         if (np.diff(np.round((at - found.origin) / found.step)) > 0).all():
-            return found
-    return even(at, float(ordered[0]), dated)
+            break
+    return found
 
 
 ROUND = (WEEK, DAY, 3600.0, 900.0, 300.0, 60.0, 30.0, 10.0, 5.0, 1.0, 0.5, 0.1, 0.01, 0.001)  # steps that people choose
@@ -118,7 +116,8 @@ def even(at: Floats, step: float, dated: bool) -> Grid:
     for _ in range(3):
         points = np.concatenate([[0.0], np.cumsum(np.maximum(np.round(np.diff(at) / step), 1.0))])
         step = float((at[-1] - at[0]) / points[-1])
-    jitter = float(np.median(np.abs(at - at[0] - points * step - np.median(at - at[0] - points * step))))
+    off = at - at[0] - points * step
+    jitter = float(np.median(np.abs(off - np.median(off))))
     slack = max(8.0 * jitter / points[-1], step * (UNSEEN / points[-1] if dated else 1e-9))
     for unit in ROUND:
         if step >= unit and abs(step - round(step / unit) * unit) <= slack:
@@ -129,10 +128,8 @@ def even(at: Floats, step: float, dated: bool) -> Grid:
 
 def monthly(at: Floats) -> Grid | None:
     """A grid of months, quarters or years, if all times lie at about the same day of different months."""
-    days = np.floor(at / DAY).astype(np.int64).astype("datetime64[D]")
-    months = days.astype("datetime64[M]")
-    day = (days - months.astype("datetime64[D]")).astype(int)
-    apart = np.diff(months.astype(np.int64))
+    months = day_of(at).astype("datetime64[M]")
+    day, apart = (day_of(at) - months).astype(int), np.diff(months).astype(int)
     if apart.min() < 1 or not (np.ptp(day) <= 3 or day.min() >= 25):
         return None
     origin, step = float(at[0]), int(np.gcd.reduce(apart))
@@ -152,15 +149,12 @@ def end_of_long_month(at: float, step: int) -> float:
 
 def business(at: Floats) -> Grid | None:
     """A grid of business days, if all times are at about the same hour of days from Monday to Friday, with weekends."""
-    clock = at % DAY
-    days = np.floor(at / DAY).astype(np.int64)
-    weekday = (days + 3) % 7
-    weekends = (days[-1] + 3) // 7 - (days[0] + 3) // 7
-    if np.ptp(clock) > 0.25 * DAY or weekday.max() > 4 or weekends < 1:
+    days, clock = day_of(at), at % DAY
+    apart = np.busday_count(days[:-1], days[1:])
+    weekend = apart.sum() < (days[-1] - days[0]).astype(int)
+    if np.ptp(clock) > 0.25 * DAY or not np.is_busday(days).all() or not weekend or np.median(apart) != 1:
         return None
-    named = days.astype("datetime64[D]")
-    apart = np.busday_count(named[:-1], named[1:])
-    return Grid(BUSINESS, 1.0, float(days[0] * DAY + np.median(clock))) if np.median(apart) == 1 else None
+    return Grid(BUSINESS, 1.0, float(days[0].astype(int) * DAY + np.median(clock)))
 
 
 def check_step(step: Any) -> tuple[str, float] | None:
