@@ -63,21 +63,22 @@ class Clock:
             kinds = ("numbers", "dates")
             raise ValueError(f"time must be {kinds[self.dated]} as before, got {kinds[moments.dated]}")
 
-    def check(self, at: Floats) -> None:
-        """Raise a ValueError where the first times are dates written as numbers."""
-        begins = not self.dated and self.last in (None, self.start)
-        if begins and (form := integer_dates(known := np.append(self.first, at)[:100])):
+    def find(self, at: Floats) -> None:
+        """Find the grid where there is at most one row so far, in its time and these, in any order.
+
+        A ValueError says where they are dates written as numbers.
+        """
+        if self.last not in (None, self.start):
+            return
+        known = np.append(self.first, at)
+        if not self.dated and (form := integer_dates(known[:100])):
             raise ValueError(
                 f"times must be dates or seconds, got {known[0]:.0f}, a date without marks between its parts: convert "
                 f"them by pandas.to_datetime(..., format={form!r}), or subtract the first one if they are seconds"
             )
-
-    def find(self, at: Floats) -> None:
-        """Find the grid where there is at most one row so far, in its time and these, in any order."""
-        if self.last in (None, self.start):
-            self.grid = self.found(np.unique(np.append(self.first, at))[:SETTLED])
-            if self.last is not None and self.grid is not None:
-                self.start = self.last = self.index(self.first[0])
+        self.grid = self.found(np.unique(known)[:SETTLED])
+        if self.last is not None and self.grid is not None:
+            self.start = self.last = self.index(self.first[0])
 
     def proceed(self, rows: int) -> None:
         """Let rows without a time follow the last one."""
@@ -86,47 +87,37 @@ class Clock:
 
     def place(self, at: float, rows: int) -> int:
         """Move on to a row at this time, in UTC, after `rows` rows of the grid; returns the rows left out before it."""
+        if rows if self.last is None else self.grid is None and self.last > self.start:
+            raise ValueError(f"time must be given from the first row on or never, got {self.label(at)} after {rows}")
         if self.last is None:
-            if rows:
-                raise self._late(at, rows)
             self.first, self.start = [at], 0 if self.grid is None else self.index(at)
             self.last = self.start
             return 0
-        if self.grid is None:
-            raise self._late(at, rows) if self.last > self.start else self._not_later(at, self.latest())
-        point = self.index(at)
-        steps = point - self.last
+        steps = 0 if self.grid is None else self.index(at) - self.last
+        if self.grid is None or steps == 0:
+            step = "unknown" if self.grid is None else self.grid.words()
+            raise ValueError(
+                f"time must be at least half a step ({step}) after that of the last row, {self.latest()}, got "
+                f"{self.label(at)}: aggregate the rows of one time, as pandas' groupby(...).mean() does, or give a "
+                "shorter step"
+            )
         if steps < 0:
             raise ValueError(
                 f"time must be later than that of the last row, {self.latest()}, got {self.label(at)} (call "
                 "fit again where an earlier value has changed): sort the table by time, oldest first"
             )
-        if steps == 0:
-            raise self._not_later(at, self.latest())
         if steps > max(LEAST_LEAP, 2 * rows):
             raise ValueError(
                 f"time must not leap far beyond all others: with rows every {self.grid.words()}, {steps} rows after "
                 f"that of the last row, {self.latest()}, got {self.label(at)}: leave this row out, call fit with the "
                 "rows after the gap, or give step="
             )
+        point = self.last + steps
         self._check_step(at, point, steps, rows)
         if self.told is None and self.dated and self.grid.words() == "day" and steps == 3 and point - self.start <= 7:
             self.no_weekend |= bool(self.numbers(point) % 7 == 0)
         self.last = point
         return steps - 1
-
-    def _late(self, at: float, rows: int) -> ValueError:
-        """The error for a time after rows without one."""
-        return ValueError(f"time must be given from the first row on or never, got {self.label(at)} after {rows}")
-
-    def _not_later(self, at: float, last: Any) -> ValueError:
-        """The error for a second row at the time of the last one."""
-        step = "unknown" if self.grid is None else self.grid.words()
-        return ValueError(
-            f"time must be at least half a step ({step}) after that of the last row, {last}, got "
-            f"{self.label(at)}: aggregate the rows of one time, as pandas' groupby(...).mean() does, or give a shorter "
-            "step"
-        )
 
     def _check_step(self, at: float, point: int, steps: int, rows: int) -> None:
         """Raise a ValueError for a row that contradicts the step: between two points, or as far out as those before."""

@@ -60,7 +60,6 @@ class Window:
             clock.proceed(count)
             return other, [0] * count
         clock.begin(moments)
-        clock.check(moments.seconds)
         clock.find(moments.seconds)
         rows, gaps = self.rows, []
         for at in moments.seconds.tolist():
@@ -89,8 +88,9 @@ class Window:
                 self.first = np.concatenate([self.first, np.hstack([part.Y, part.E])])
             if self.model is not None:
                 self.model.learn(part._replace(E=rows.E[at:]))
-            if self.model is None or (before < HISTORY and self.rows == due and self._due(due)):
-                self._relearn(before + stop - at)
+            again = before < HISTORY and self.rows == due
+            if self.model is None or (again and (due <= self.model.warm_up or self._found(due) != self.seasons)):
+                self._relearn(due)
                 if len(part.made):
                     part.made[-1], part.quantiles[-1:] = self.model.forecast(
                         rows.E[stop if self.settings.known_ahead else len(rows.E) :]
@@ -116,23 +116,14 @@ class Window:
             for out, told in zip(part[2:], spaced[2:], strict=True):
                 out[:] = told[at[: len(out)]]
 
-    def _rows(self, values: Floats) -> Rows:
-        """Rows to learn without their forecasts, from values and inputs side by side."""
-        Y, E = np.split(values, [self.settings.series], 1)
-        return Rows(Y, E)
-
-    def _due(self, rows: int) -> bool:
-        """Whether all of so many rows are to be learned again."""
-        return rows <= self.model.warm_up or self._found(rows) != self.seasons
-
     def _relearn(self, rows: int) -> None:
         """Let a new model learn the first rows; the very first ones without their outliers."""
         self.seasons = self._found(rows)
-        model = self._new_model()
-        known, start = self._rows(self.first[:rows]), 0
+        model, start = self._new_model(), 0
+        known = Rows(*np.split(self.first[:rows].copy(), [self.settings.series], 1))
         usual = trimmed(known.Y)
         model.fit_scales(usual, trimmed(known.E))
-        known = known._replace(Y=np.where(np.arange(rows)[:, None] < model.first_rows, usual, known.Y))
+        known.Y[: model.first_rows] = usual[: model.first_rows]
         for stop, skip in (*self.skipped, (rows, 0)):
             model.learn(known.part(start, stop))
             model.skip(skip)
@@ -146,9 +137,8 @@ class Window:
             return check_seasons(self.settings.seasons)
         if self.settings.every > 1:
             return known
-        return tuple(k for i, k in enumerate(known) if i == 0 or 2 * k <= rows) or find_seasons(
-            self._rows(self.first[:rows]).Y
-        )
+        fitting = tuple(k for i, k in enumerate(known) if i == 0 or 2 * k <= rows)
+        return fitting or find_seasons(self.first[:rows, : self.settings.series])
 
     def _new_model(self) -> Any:
         """A model for the seasons in use."""
