@@ -38,11 +38,9 @@ def read_table(what: str, data: Any, times: Any = None) -> Table:
 
     `times` are times, or the name of the column that has them; None takes a DatetimeIndex or PeriodIndex.
     """
-    names: list[Hashable] | None = None
     polars = is_polars(data)
     data = data if polars else as_pandas(data)
-    index = getattr(data, "index", None)
-    pandas = hasattr(index, "dtype") and hasattr(data, "iloc")
+    pandas = hasattr(data, "iloc")
     frame = "pandas" if pandas else "polars" if polars else ""
     column = times if isinstance(times, str) else ""
     if column:
@@ -50,20 +48,18 @@ def read_table(what: str, data: Any, times: Any = None) -> Table:
             raise ValueError(f"times must be a column of {what}, or times of its rows, got {column!r}")
         times = data[column]
         data = data.drop(columns=column) if pandas else data.drop(column)
-    elif times is None and pandas:
-        times = index_times(what, index) if what != "X" else index if has_times(index) else None
-    if hasattr(data, "columns"):
-        names = list(data.columns)
     values = numbers(what, data)
     flat = values.ndim == 1
     if values.ndim not in (1, 2):
         raise ValueError(f"{what} must be rows (n, columns) or (n,), got an array of shape {values.shape}")
     rows = np.ascontiguousarray(values[:, None] if flat else values)
-    if names is None and what == "X" and flat and isinstance(getattr(data, "name", None), str) and data.name:
-        names = [data.name]
-    elif names is None:
-        names = [ONLY] if flat and what != "X" else list(range(rows.shape[1]))
-    moments = times if times is None or isinstance(times, Moments) else read_times(times)
+    name = getattr(data, "name", None) if what == "X" else ONLY
+    names: list[Hashable] = list(range(rows.shape[1]))
+    if hasattr(data, "columns"):
+        names = list(data.columns)
+    elif flat and name and isinstance(name, str):
+        names = [name]
+    moments = read_times(times) if times is not None else index_times(what, data.index) if pandas else None
     if moments is not None and len(moments.seconds) != len(rows):
         raise ValueError(f"times must be those of {len(rows)} rows, got {len(moments.seconds)}")
     return Table(rows, names, flat, moments, frame, column)
@@ -74,16 +70,11 @@ def is_polars(data: Any) -> bool:
     return type(data).__module__.startswith("polars.")
 
 
-def has_times(index: Any) -> bool:
-    """Whether this is a DatetimeIndex or a PeriodIndex of pandas."""
-    return hasattr(index, "tz") or hasattr(index, "asfreq")
-
-
-def index_times(what: str, index: Any) -> Any:
-    """The times that an index of pandas has, None if it only counts the rows; an error for any other index."""
-    if has_times(index):
-        return index
-    if getattr(index, "nlevels", 1) == 1 and index.dtype.kind in "iufb":
+def index_times(what: str, index: Any) -> Moments | None:
+    """The times that an index of pandas has, None if it only counts the rows; an error for any other index of Y."""
+    if hasattr(index, "tz") or hasattr(index, "asfreq"):  # of a DatetimeIndex or a PeriodIndex
+        return read_times(index)
+    if what == "X" or (getattr(index, "nlevels", 1) == 1 and index.dtype.kind in "iufb"):
         return None
     try:
         return read_times(list(index))
@@ -97,8 +88,8 @@ def numbers(what: str, data: Any) -> Floats:
     if isinstance(data, np.ma.MaskedArray):
         data = np.ma.filled(data.astype(np.float64), np.nan)
     elif hasattr(data, "columns"):
-        columns = [data.iloc[:, j] if hasattr(data, "iloc") else data[name] for j, name in enumerate(data.columns)]
-        parts = [numbers_of(what, name, column) for name, column in zip(data.columns, columns, strict=True)]
+        columns = data.items() if hasattr(data, "iloc") else ((name, data[name]) for name in data.columns)
+        parts = [numbers_of(what, name, column) for name, column in columns]
         data = np.stack(parts, 1) if parts else np.empty(data.shape)
     elif hasattr(data, "to_numpy") or getattr(getattr(data, "dtype", None), "kind", "") in ("m", "M"):
         data = numbers_of(what, getattr(data, "name", None), data)

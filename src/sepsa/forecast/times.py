@@ -52,14 +52,14 @@ def read_times(times: Any) -> Moments:
     if not isinstance(values, Iterable) or isinstance(values, str) or getattr(values, "ndim", 1) != 1:
         raise ValueError(f"times must be one for each row, got {schema.brief(values)}")
     if isinstance(values, np.ndarray) and values.dtype.kind in "iufM":
-        dated, column = values.dtype.kind == "M", column_of(values)
-        kinds, seconds = {"date" if dated else "number"}, column.numbers if column.times is None else column.times
+        column = column_of(values)
+        kinds, seconds = ({"number"}, column.numbers) if column.times is None else ({"date"}, column.times)
     else:
         values = list(values)
         read = [read_time(one) for one in values]
         kinds, seconds = {kind for kind, _ in read}, np.array([at for _, at in read])
         zone = zone or next((one.tzinfo for one in values if isinstance(one, datetime) and one.tzinfo), None)
-        dated = "date" in kinds
+    dated = "date" in kinds
     wrong = np.isnan(seconds) | (np.abs(seconds) > (np.inf if dated else 1e15))
     if wrong.any():
         time = values[int(wrong.argmax())]
