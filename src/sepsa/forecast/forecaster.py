@@ -128,7 +128,7 @@ class SepSAForecaster(Saves):
                     f"{name} must be left out for every={every}, whose learner finds it by itself, got {given}"
                 )
         self._lock = new_lock()
-        self._names: list[Hashable] | None = None
+        self._names: list[Hashable] = []  # of the series, as soon as there was a row
         self._inputs: list[Hashable] = []
         self._frame = ""  # "pandas" or "polars" where rows came in its frames
         self._column = ""  # the column of the first frame that had the times
@@ -143,7 +143,7 @@ class SepSAForecaster(Saves):
     @property
     def _flat(self) -> bool:
         """Whether there is one series without a name."""
-        return self._names in (None, [ONLY])
+        return self._names in ([], [ONLY])
 
     @property
     def _clock(self) -> Clock:
@@ -164,7 +164,7 @@ class SepSAForecaster(Saves):
     def _become(self, other: Self) -> Self:
         """Take over the options and the state of another forecaster, which is not used any more."""
         with self._lock:
-            vars(self).update({name: value for name, value in vars(other).items() if name != "_lock"})
+            vars(self).update(vars(other) | {"_lock": self._lock})
         return self
 
     def __repr__(self) -> str:
@@ -231,7 +231,7 @@ class SepSAForecaster(Saves):
                 earlier rows; nothing changed.
         """
         y, x, moments = read_values(y), read_inputs(x), None if time is None else read_times([time])
-        Y = Table(in_order("y", self._names, y)[None], list(y), times=moments)
+        Y = Table(in_order("y", self._names or None, y)[None], list(y), times=moments)
         X = Table(in_order("x", self._inputs if self._names else None, x)[None], list(x))
         with self._lock, DeferredInterrupt():
             self._take(Y, X)
@@ -283,7 +283,7 @@ class SepSAForecaster(Saves):
         table = read_table("Y", Y, times)
         if not table.values.size:
             raise ValueError(f"Y must be rows (n, series) or (n,), got an array of shape {np.shape(Y)}")
-        inputs = Table(np.empty((len(table.values), 0)), []) if X is None else read_table("X", X)
+        inputs = read_table("X", np.empty((len(table.values), 0)) if X is None else X)
         if len(inputs.values) != len(table.values):
             raise ValueError(
                 f"X must be rows ({len(table.values)}, inputs), got an array of shape {inputs.values.shape}"
@@ -295,8 +295,8 @@ class SepSAForecaster(Saves):
                     f"X must have the times of Y, got others in {len(other)} rows, first in row {other[0]}: give "
                     "X.loc[Y.index], or an array, which has no times"
                 )
-        if self._names is not None:
-            table = table._replace(values=arranged("Y", self._names, table), names=self._names)
+        if self._names:
+            table = table._replace(values=arranged("Y", self._names, table))
             inputs = inputs._replace(values=arranged("X", self._inputs, inputs))
         return table, inputs
 
@@ -310,7 +310,7 @@ class SepSAForecaster(Saves):
         quantiles = np.full((n if tell > 1 else 0, KNOWN, series, self.horizon), np.nan)
         rows = Rows(table.values, inputs.values, made, quantiles)
         before, window = self._clock, self._window_of(table, inputs).learned(rows, table.times, fit)
-        if self._names is None:
+        if not self._names:
             self._names, self._inputs = table.names, inputs.names
             self._frame, self._column = table.frame, table.clock
         self._window = window
@@ -321,7 +321,7 @@ class SepSAForecaster(Saves):
 
     def _window_of(self, table: Table, inputs: Table) -> Window:
         """The window that learns a table."""
-        return self._window if self._names is not None else self._new_window(len(table.names), len(inputs.names))
+        return self._window if self._names else self._new_window(len(table.names), len(inputs.names))
 
     # ------------------------------------------------------------------ forecasts
 
@@ -372,8 +372,10 @@ class SepSAForecaster(Saves):
         return self._labelled([list(zip(*ends, strict=True)) for ends in zip(low.tolist(), high.tolist(), strict=True)])
 
     @locked
-    def _forecast(self, horizon: int | None, xs: Ahead | None = None, E: Floats | None = None) -> tuple[Floats, Floats]:
-        """The forecasts (m, steps) and their quantiles; inputs ahead are `xs`, or E in the order of their names."""
+    def _forecast(
+        self, horizon: int | None, xs: Ahead | None = None, X: ArrayLike | None = None
+    ) -> tuple[Floats, Floats]:
+        """The forecasts (m, steps) and their quantiles; inputs ahead are `xs` or X."""
         steps = self._check_horizon(horizon)
         if self._model is None:
             raise ValueError(NO_ROW)
@@ -382,9 +384,8 @@ class SepSAForecaster(Saves):
                 f"the {self.horizon} rows that are forecast every {self.every} rows have come: the next forecast "
                 "is made when the block is complete"
             )
-        if E is None:
-            rows = [in_order("xs", self._inputs, read_inputs(x)) for x in xs or ()]
-            E = np.array(rows).reshape(len(rows), len(self._inputs))
+        rows = [in_order("xs", self._inputs, read_inputs(x)) for x in xs or ()]
+        E = np.array(rows).reshape(len(rows), len(self._inputs)) if X is None else self._rows_ahead(X)
         self._model.check_ahead(len(E))
         made, quantiles = self._model.forecast(E)
         return made[:, :steps], quantiles[..., :steps]
@@ -397,7 +398,7 @@ class SepSAForecaster(Saves):
         """The numbers or pairs of each series and step as those of each step, or as dicts of them."""
         if self._flat:
             return series[0]
-        return [dict(zip(self._names or (), step, strict=True)) for step in zip(*series, strict=True)]
+        return [dict(zip(self._names, step, strict=True)) for step in zip(*series, strict=True)]
 
     def _check_horizon(self, horizon: int | None, reach: int | None = None) -> int:
         """The number of rows to forecast, at most so many as the forecast reaches; None for all of them."""
@@ -479,7 +480,7 @@ class SepSAForecaster(Saves):
         if coverage is not None:
             check_coverage(coverage)
         levels = [check_coverage(level, "quantiles") for level in quantiles or ()]
-        made, known = self._forecast(horizon, E=self._rows_ahead(X))
+        made, known = self._forecast(horizon, X=X)
         forecast = self._framed(made)
         if coverage is not None:
             return (forecast, *map(self._framed, interval(known, coverage, self._limits)))
@@ -487,10 +488,8 @@ class SepSAForecaster(Saves):
             return forecast, {level: self._framed(quantile(known, level, self._limits)) for level in levels}
         return forecast
 
-    def _rows_ahead(self, X: ArrayLike | None) -> Floats | None:
+    def _rows_ahead(self, X: ArrayLike) -> Floats:
         """The exogenous inputs of rows to forecast, in the order of their names; an error for other times."""
-        if X is None:
-            return None
         table, clock = read_table("X", X), self._clock
         if table.times is not None and clock.grid is not None and clock.last is not None:
             for h, at in enumerate(table.times.seconds.tolist(), 1):
@@ -510,13 +509,13 @@ class SepSAForecaster(Saves):
             if self._flat and not self._column:
                 return pl.Series(ONLY, out)
             clock = {self._column: times} if self._column else {}
-            return pl.DataFrame(clock | dict(zip(map(str, self._names or ()), values, strict=True)))
+            return pl.DataFrame(clock | dict(zip(map(str, self._names), values, strict=True)))
         if self._frame != "pandas":
             return out
         import pandas as pd
 
         index = None if times[0] is None else pd.Index(times)
-        return pd.Series(out, index) if self._flat else pd.DataFrame(out, index, columns=pd.Index(self._names or []))
+        return pd.Series(out, index) if self._flat else pd.DataFrame(out, index, columns=pd.Index(self._names))
 
     # ------------------------------------------------------------------ saving
 
@@ -526,7 +525,7 @@ class SepSAForecaster(Saves):
         bits.
         """
         state = {
-            "names": None if self._names is None else [pack_label(name) for name in self._names],
+            "names": [pack_label(name) for name in self._names],
             "inputs": [pack_label(name) for name in self._inputs],
             "frame": self._frame,
             "column": self._column,
@@ -545,10 +544,9 @@ class SepSAForecaster(Saves):
         """
         fresh = type(self)(**self.get_params())
         new = unsealed("state_dict", state_dict, set(fresh.state_dict()))
-        fresh._names = None if new["names"] is None else list(unpack_labels(new, "names"))
-        fresh._inputs = list(unpack_labels(new, "inputs"))
+        fresh._names, fresh._inputs = (list(unpack_labels(new, name)) for name in ("names", "inputs"))
         fresh._frame, fresh._column = new["frame"], new["column"]
-        fresh._window = fresh._new_window(len(fresh._names or ()), len(fresh._inputs))
+        fresh._window = fresh._new_window(len(fresh._names), len(fresh._inputs))
         fresh._window.load(new)
         self._become(fresh)
 
