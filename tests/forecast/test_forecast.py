@@ -368,8 +368,7 @@ def test_inputs_explain_by_the_weighted_mean_of_three_ways(seed, rows):
     b = (D[4:] * share[:, None]).T @ (z[4:rows] - z[: rows - 4])
     season = np.linalg.solve(faded_rows(D, 0.9998) + np.diag(np.diag(left)), b)
     np.testing.assert_allclose(ways("W")[0, -1], season, rtol=1e-6, atol=1e-9)
-    made, _ = model.forecast(np.empty((0, 2)))
-    explained, _ = model.forecast(E[rows:])
+    made, explained = model.forecast(np.empty((0, 2)))[0], model.forecast(E[rows:])[0]
     for h in range(6):
         t = rows + h
         d = np.hstack([E[t] - E[t - 4], E[t] - E[t - 9]]) / np.sqrt(ways("SQUARES"))

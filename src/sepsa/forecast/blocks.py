@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from sepsa.forecast.kernels.parts import TOLD
 from sepsa.forecast.kernels.step import follow_quantiles
-from sepsa.forecast.model import FIRST_QUANTILES, KNOWN, Rows, Settings
+from sepsa.forecast.model import FIRST_QUANTILES, Rows, Settings
 from sepsa.interfaces.sklearn import SepSARegressor
 from sepsa.interrupt import new_lock
 from sepsa.learner.memory.parts import Floats
@@ -126,8 +127,8 @@ class BlockModel:
             self.point, self.rows = self.point + 1, self.rows + 1
             if following > self.newest:
                 self._close()
-            if len(rows.made):
-                rows.made[i], rows.quantiles[i : i + 1] = self.forecast(E[i + 1 :][: H + every])
+            if rows.told.size:
+                rows.told[i] = self.forecast(E[i + 1 :][: H + every])[: rows.told.shape[1]]
 
     def _before(self, block: int) -> tuple[Floats, Floats]:
         """The values and the inputs of the blocks that the row of a block is made of, the latest last, or NaN."""
@@ -259,16 +260,16 @@ class BlockModel:
         """The option `start` with which a block begins at the next row."""
         return int(self._ahead()[1][0] + self.settings.start) % self.settings.every
 
-    def forecast(self, E: Floats) -> tuple[Floats, Floats]:
-        """The forecasts (m, H) after the last row, and their quantiles (KNOWN, m, H); E (k, q) are the rows ahead.
+    def forecast(self, E: Floats) -> Floats:
+        """What is told (TOLD, m, H) after the last row; E (k, q) are the rows ahead.
 
-        They are NaN from `reach()` on, and where inputs that are known ahead have not come.
+        Forecasts are NaN from `reach()` on, and where inputs that are known ahead have not come.
         """
         m, q, H, every = self.settings.series, self.settings.exogenous, self.settings.horizon, self.settings.every
-        out, ahead = np.full((1 + KNOWN, m, H), np.nan), np.full((H, q), np.nan)
+        out, ahead = np.full((TOLD, m, H), np.nan), np.full((H, q), np.nan)
         block, slots, reach = self._ahead(len(E))
         if self.settings.known_ahead and q and len(E) < reach:
-            return out[0], out[1:]
+            return out
         given = slots[: len(E)]
         if block == self.newest:
             ahead[:every] = self.kept[-1, :H, m:]
@@ -281,7 +282,7 @@ class BlockModel:
         told = np.where(np.isnan(told), self.seen[:, None], told)
         ends = np.clip([told, *(told + self.quantiles * self.size)], *self.settings.bounds)
         out[..., :reach] = np.concatenate([ends, self.judged[None]])[..., slots[:reach]]
-        return out[0], out[1:]
+        return out
 
     def _answer(self, row: Floats) -> Floats:
         """The learner's forecasts (m, H)."""

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sepsa.forecast.clock import Clock
-from sepsa.forecast.model import KNOWN, Rows, Settings, interval, quantile
+from sepsa.forecast.kernels.parts import TOLD
+from sepsa.forecast.model import Rows, Settings, interval, quantile
 from sepsa.forecast.rows import (
     ONLY,
     Ahead,
@@ -264,19 +265,19 @@ class SepSAForecaster(Saves):
         steps = self._check_horizon(horizon, self.horizon)
         if coverage is not None:
             check_coverage(coverage)
-        table, made, quantiles = self._learn_table(Y, X, times, 1 + (coverage is not None))
-        ends = () if coverage is None else interval(quantiles.swapaxes(0, 1), coverage, self._limits)
-        parts = [part[..., :steps].transpose(0, 2, 1) for part in (made, *ends)]
+        table, told = self._learn_table(Y, X, times, 1 if coverage is None else TOLD)
+        ends = () if coverage is None else interval(told.swapaxes(0, 1), coverage, self._limits)
+        parts = [part[..., :steps].transpose(0, 2, 1) for part in (told[:, 0].copy(), *ends)]
         parts = [part[..., 0] for part in parts] if table.flat else parts
         return parts[0] if coverage is None else tuple(parts)
 
     def _learn_table(
         self, Y: ArrayLike, X: ArrayLike | None, times: Times | None, tell: int = 0, fit: bool = False
-    ) -> tuple[Table, Floats, Floats]:
+    ) -> tuple[Table, Floats]:
         """Learn the rows of a table; returns it, and what `_take` does."""
         with self._lock, DeferredInterrupt():
             table, inputs = self._read(Y, X, times)
-            return table, *self._take(table, inputs, tell, fit)
+            return table, self._take(table, inputs, tell, fit)
 
     def _read(self, Y: ArrayLike, X: ArrayLike | None, times: Times | None) -> tuple[Table, Table]:
         """The rows of Y and X, in the order of the names so far."""
@@ -300,15 +301,10 @@ class SepSAForecaster(Saves):
             inputs = inputs._replace(values=arranged("X", self._inputs, inputs))
         return table, inputs
 
-    def _take(self, table: Table, inputs: Table, tell: int = 0, fit: bool = False) -> tuple[Floats, Floats]:
-        """Learn rows; returns the forecasts made after each (n, m, H), and their quantiles (n, levels, m, H).
-
-        There are none where `tell` is 0, and no quantiles where it is 1. An error changes nothing.
-        """
+    def _take(self, table: Table, inputs: Table, tell: int = 0, fit: bool = False) -> Floats:
+        """Learn rows; returns what is told (n, tell, m, H) after each. An error changes nothing."""
         n, series = table.values.shape
-        made = np.full((n if tell else 0, series, self.horizon), np.nan)
-        quantiles = np.full((n if tell > 1 else 0, KNOWN, series, self.horizon), np.nan)
-        rows = Rows(table.values, inputs.values, made, quantiles)
+        rows = Rows(table.values, inputs.values, np.full((n, tell, series, self.horizon), np.nan))
         before, window = self._clock, self._window_of(table, inputs).learned(rows, table.times, fit)
         if not self._names:
             self._names, self._inputs = table.names, inputs.names
@@ -317,7 +313,7 @@ class SepSAForecaster(Saves):
         if self._clock.no_weekend and not before.no_weekend:
             business = 'give step="business day" if none comes on later ones either'
             warnings.warn(f"no row has come on the first weekend: {business}", stacklevel=3)
-        return made, quantiles
+        return rows.told
 
     def _window_of(self, table: Table, inputs: Table) -> Window:
         """The window that learns a table."""
@@ -341,8 +337,7 @@ class SepSAForecaster(Saves):
         Raises:
             ValueError: There was no row yet.
         """
-        made, _ = self._forecast(horizon, xs)
-        return self._labelled(made.tolist())
+        return self._labelled(self._forecast(horizon, xs)[0].tolist())
 
     @locked
     def intervals(
@@ -367,15 +362,12 @@ class SepSAForecaster(Saves):
             A list of pairs (low, high), or of dicts of pairs by series where `y` had several.
         """
         check_coverage(coverage)
-        _, quantiles = self._forecast(horizon, xs)
-        low, high = interval(quantiles, coverage, self._limits)
+        low, high = interval(self._forecast(horizon, xs), coverage, self._limits)
         return self._labelled([list(zip(*ends, strict=True)) for ends in zip(low.tolist(), high.tolist(), strict=True)])
 
     @locked
-    def _forecast(
-        self, horizon: int | None, xs: Ahead | None = None, X: ArrayLike | None = None
-    ) -> tuple[Floats, Floats]:
-        """The forecasts (m, steps) and their quantiles; inputs ahead are `xs` or X."""
+    def _forecast(self, horizon: int | None, xs: Ahead | None = None, X: ArrayLike | None = None) -> Floats:
+        """What is told (TOLD, m, steps) of the next rows; inputs ahead are `xs` or X."""
         steps = self._check_horizon(horizon)
         if self._model is None:
             raise ValueError(NO_ROW)
@@ -387,8 +379,8 @@ class SepSAForecaster(Saves):
         rows = [in_order("xs", self._inputs, read_inputs(x)) for x in xs or ()]
         E = np.array(rows).reshape(len(rows), len(self._inputs)) if X is None else self._rows_ahead(X)
         self._model.check_ahead(len(E))
-        made, quantiles = self._model.forecast(E)
-        return made[:, :steps], quantiles[..., :steps]
+        told: Floats = self._model.forecast(E)
+        return told[..., :steps]
 
     def _reach(self) -> int:
         """The number of rows that can be forecast: in blocks those left of what was forecast."""
@@ -480,12 +472,12 @@ class SepSAForecaster(Saves):
         if coverage is not None:
             check_coverage(coverage)
         levels = [check_coverage(level, "quantiles") for level in quantiles or ()]
-        made, known = self._forecast(horizon, X=X)
-        forecast = self._framed(made)
+        told = self._forecast(horizon, X=X)
+        forecast = self._framed(told[0])
         if coverage is not None:
-            return (forecast, *map(self._framed, interval(known, coverage, self._limits)))
+            return (forecast, *map(self._framed, interval(told, coverage, self._limits)))
         if quantiles is not None:
-            return forecast, {level: self._framed(quantile(known, level, self._limits)) for level in levels}
+            return forecast, {level: self._framed(quantile(told, level, self._limits)) for level in levels}
         return forecast
 
     def _rows_ahead(self, X: ArrayLike) -> Floats:

@@ -12,14 +12,13 @@ from sepsa.compiled import code
 from sepsa.compiled.kernels import CALL, Function
 from sepsa.forecast.kernels import parts, step
 from sepsa.forecast.kernels.heads import FIRST_ROWS
-from sepsa.forecast.kernels.parts import LEVELS, SCORES
+from sepsa.forecast.kernels.parts import SCORES, TOLD
 from sepsa.learner.memory.memory import Layout, Memory
 from sepsa.learner.memory.parts import Floats
 from sepsa.learner.scales import moments
 from sepsa.states import schema
 
 FIRST_QUANTILES: Floats = np.sqrt(np.pi / 2) * np.array(SCORES)  # in mean absolute errors
-KNOWN = len(LEVELS) + 1  # quantiles of errors, and the number of errors
 BIAS_RIDGE = 1e-3  # at most: a level is learned from the first rows
 SAVED = ("heads", "stack", "exogenous", "shared")
 function = cache(lambda kernel: CALL(code.address(kernel)))
@@ -60,14 +59,14 @@ class Settings(NamedTuple):
 class Rows(NamedTuple):
     """Rows to learn: values (n, m), exogenous inputs (n, q), and what gets the forecasts made after each.
 
-    `made` (n, m, H) gets these, unless it is empty, and `quantiles` (n, KNOWN, m, H) the quantiles of LEVELS and the
-    numbers of errors that they come from. E may have more rows than Y, which forecasts with inputs known ahead use.
+    `told` (n, 0, m, H) gets nothing, (n, 1, m, H) the forecasts, and (n, TOLD, m, H) then the quantiles of LEVELS and
+    the numbers of errors that they come from too. E may have more rows than Y, which forecasts with inputs known ahead
+    use.
     """
 
     Y: Floats
     E: Floats
-    made: Floats = np.empty((0, 0, 0))
-    quantiles: Floats = np.empty((0, 0, 0, 0))
+    told: Floats = np.empty((0, 0, 0, 0))
 
     def part(self, start: int, stop: int) -> Rows:
         """The rows from one on to before another."""
@@ -157,14 +156,14 @@ class ForecastModel:
 
     def learn(self, rows: Rows) -> None:
         """Learn rows; missing values are NaN."""
-        self._run(step.learn, len(rows.Y), rows, self.settings.known_ahead)
+        self._run(step.learn, rows, self.settings.known_ahead)
 
-    def _run(self, kernel: Function, count: int, rows: Rows, known_ahead: bool) -> None:
+    def _run(self, kernel: Function, rows: Rows, known_ahead: bool) -> None:
         """Call a kernel; with `known_ahead` forecasts and their errors use the inputs of later rows."""
-        arrays = [np.ascontiguousarray(each, np.float64) for each in rows[:2]] + [rows.made, rows.quantiles]
-        self._call[()] = (bool(len(rows.made)) + bool(len(rows.quantiles)), len(rows.E) * known_ahead)
+        arrays = [np.ascontiguousarray(each, np.float64) for each in rows[:2]] + [rows.told]
+        self._call[()] = (rows.told.shape[1], len(rows.E) * known_ahead)
         self._slots[len(self._given) :] = [array.ctypes.data for array in arrays]
-        function(kernel)(self._address, count)
+        function(kernel)(self._address, len(rows.Y))
 
     def errors(self) -> dict[str, Floats]:
         """The recent absolute errors (m, H) of the forecasts and of each naive forecast."""
@@ -174,12 +173,11 @@ class ForecastModel:
         named = dict(zip(["last value", *seasons], missed, strict=False))
         return {"forecast": missed[-1], **named}
 
-    def forecast(self, E: Floats) -> tuple[Floats, Floats]:
-        """The forecasts (m, H) after the last row, and their quantiles (KNOWN, m, H); E (k, q) are the rows ahead."""
-        shape = self.settings.series, self.settings.horizon
-        told = Rows(E[:0], E, np.empty((1, *shape)), np.empty((1, KNOWN, *shape)))
-        self._run(step.forecast, self.rows, told, True)
-        return told.made[0], told.quantiles[0]
+    def forecast(self, E: Floats) -> Floats:
+        """What is told (TOLD, m, H) after the last row; E (k, q) are the rows ahead."""
+        told = np.empty((1, TOLD, self.settings.series, self.settings.horizon))
+        self._run(step.forecast, Rows(E[:0], E, told), True)
+        return told[0]
 
     def reach(self) -> int:
         """The number of rows after the last one that are forecast."""
@@ -210,22 +208,22 @@ class ForecastModel:
             self.memory.load(new[name], new.path(name), name)
 
 
-def quantile(known: Floats, level: float, bounds: tuple[float, float]) -> Floats:
-    """The quantile (...) of this level, from quantiles (KNOWN, ...) of LEVELS.
+def quantile(told: Floats, level: float, bounds: tuple[float, float]) -> Floats:
+    """The quantile (...) of this level, from what is told (TOLD, ...) of forecasts.
 
     Between levels, and beyond the outermost, quantiles are linear in those of the normal distribution. Of n errors the
     next is as likely the largest as any other, and no interval that is drawn from them has more than the share
     n / (n + 1): with fewer errors than that needs, the quantile is that of `bounds`.
     """
     outside = 2 * min(level, 1 - level)  # of an interval that ends here
-    few = known[-1] < (1 - 1e-9) * (1 - outside) / outside
+    few = told[-1] < (1 - 1e-9) * (1 - outside) / outside
     score = NormalDist().inv_cdf(level)
     beyond = max(1.0, abs(score) / SCORES[-1])
     shares = beyond * np.array([np.interp(score, SCORES, one) for one in np.eye(len(SCORES))])
     shares[len(SCORES) // 2] += 1.0 - beyond
-    return np.where(few, bounds[int(level > 0.5)], np.tensordot(shares, known[:-1], 1))
+    return np.where(few, bounds[int(level > 0.5)], np.tensordot(shares, told[1:-1], 1))
 
 
-def interval(known: Floats, coverage: float, bounds: tuple[float, float]) -> tuple[Floats, Floats]:
-    """The two ends (...) of the interval of this coverage, from quantiles (KNOWN, ...) of LEVELS."""
-    return quantile(known, (1 - coverage) / 2, bounds), quantile(known, (1 + coverage) / 2, bounds)
+def interval(told: Floats, coverage: float, bounds: tuple[float, float]) -> tuple[Floats, Floats]:
+    """The two ends (...) of the interval of this coverage, from what is told (TOLD, ...) of forecasts."""
+    return quantile(told, (1 - coverage) / 2, bounds), quantile(told, (1 + coverage) / 2, bounds)

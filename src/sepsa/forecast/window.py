@@ -91,10 +91,9 @@ class Window:
             again = before < HISTORY and self.rows == due
             if self.model is None or (again and (due <= self.model.warm_up or self._found(due) != self.seasons)):
                 self._relearn(due)
-                if len(part.made):
-                    part.made[-1], part.quantiles[-1:] = self.model.forecast(
-                        rows.E[stop if self.settings.known_ahead else len(rows.E) :]
-                    )
+                if part.told.size:
+                    ahead = rows.E[stop if self.settings.known_ahead else len(rows.E) :]
+                    part.told[-1] = self.model.forecast(ahead)[: part.told.shape[1]]
             at = stop
         if self.rows >= HISTORY:
             self.first, self.skipped = self.first[:0], ()
@@ -110,11 +109,10 @@ class Window:
                 self.model.skip(skip)
             at = np.cumsum(np.minimum(gaps[start:stop], IMAGINED) + 1) - 1
             part = rows.part(start, stop)
-            spaced = Rows(*(np.full((len(each) and at[-1] + 1, *each.shape[1:]), np.nan) for each in part))
+            spaced = Rows(*(np.full((at[-1] + 1, *each.shape[1:]), np.nan) for each in part))
             spaced.Y[at], spaced.E[at] = part.Y, part.E
             self.learn(spaced)
-            for out, told in zip(part[2:], spaced[2:], strict=True):
-                out[:] = told[at[: len(out)]]
+            part.told[:] = spaced.told[at]
 
     def _relearn(self, rows: int) -> None:
         """Let a new model learn the first rows; the very first ones without their outliers."""

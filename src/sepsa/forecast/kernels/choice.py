@@ -60,7 +60,8 @@ def gather_stack(model, j, h, at, phase, now):
     These are its last value and its mean at the row that is forecast, and how far the last value was from both a season
     ago. `at`, `phase` and `now` are of the row of the last value: in the rings, in the seasons and in the lags.
     """
-    periods, lags, last = fixed.PERIODS(model), shared.LAGS(model)[j], shared.BASE(model)[at, j]
+    periods, lags = fixed.PERIODS(model), shared.LAGS(model)[j]
+    last = lags[now]
     x, heads, profile, off = stack.views("X HEADS PROFILE OFF", model)
     x[0], x[1] = 1.0, heads[at, j, h] - last
     for i in range(periods.size):
@@ -72,24 +73,25 @@ def gather_stack(model, j, h, at, phase, now):
 
 
 @called
-def last_value(model, j, h, base, at, t, now):
+def last_value(model, j, h, base, t, now):
     """The last value, or that of a season as soon as there is one, before row t by h + 1 steps, and how old it is."""
-    lag = back(fixed.PERIODS(model)[base - 1], h) if base > 0 else 0
-    return (shared.LAGS(model)[j, now - lag], lag) if 0 < lag <= t else (shared.BASE(model)[at, j], h + 1)
+    lag = back(fixed.PERIODS(model)[base - 1], h) if base > 0 else h + 1
+    lag = lag if lag <= t else h + 1
+    return shared.LAGS(model)[j, now - lag], lag
 
 
 @called
 def naive_forecasts(model, j, h, at, t, now):
     """Fill NAIVE with forecasts of row t by h + 1 steps: last values, these with a local drift, and the smoothed one.
 
-    The drift is the mean change over the first season before the last value, which is at `at` of the ring.
+    The drift is the mean change over the first season before the last value. Smoothed ones are at `at` of the ring.
     """
-    periods, out = fixed.PERIODS(model), stack.NAIVE(model)
+    lags, periods, out = shared.LAGS(model)[j], fixed.PERIODS(model), stack.NAIVE(model)
     span, bases, drift = math.floor(periods[0] + 0.5) if periods.size > 0 else TREND_ROWS, periods.size + 1, 0.0
     if t - h - 1 >= span:
-        drift = (shared.BASE(model)[at, j] - shared.LAGS(model)[j, now - h - 1 - span]) / span
+        drift = (lags[now - h - 1] - lags[now - h - 1 - span]) / span
     for base in range(bases):
-        value, rows = last_value(model, j, h, base, at, t, now)
+        value, rows = last_value(model, j, h, base, t, now)
         out[base], out[bases + base] = value, value + rows * drift
     out[2 * bases] = stack.SMOOTHED(model)[at, j, h]
 

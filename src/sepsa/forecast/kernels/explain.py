@@ -68,7 +68,7 @@ def explain(model, j, h, at, t, now):
         return 0.0
     ways[0], ways[1] = 0.0, dot(W[j, h], d)
     if ways.size > 2:
-        value, _ = last_value(model, j, h, 1, at, t, now)
+        value, _ = last_value(model, j, h, 1, t, now)
         ways[2] = value + dot(W[j, size.horizon(model)], d) - shared.MADE(model)[at, j, h]
     weigh(losses[j, h], STRENGTH, 1e-300, 0.0, weights)
     return dot(weights, ways)

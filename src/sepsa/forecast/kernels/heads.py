@@ -9,6 +9,8 @@ on all pairs known by now, for one covariance for all steps. Forgotten ridge is 
 
 from __future__ import annotations
 
+import math
+
 from sepsa import restoration
 from sepsa.compiled.kernels import called
 from sepsa.forecast.kernels.parts import NEXT, SHARPNESS, UPDATES, fixed, heads, row, shared, size, stack
@@ -78,10 +80,10 @@ def learn_error(w, gains, first, error):
 
 
 @called
-def learn_target(model, j, h, at, t):
+def learn_target(model, j, h, at, t, now):
     """Let the heads of step h + 1 learn the value of series j at row t, by the inputs at `at` of the ring."""
     X, W, losses, gains, first = heads.views("X W LOSS GAINS FIRST", model)
-    change = row.Z(model)[j] - shared.BASE(model)[at, j]
+    change = row.Z(model)[j] - shared.LAGS(model)[j, now - h - 1]
     rate = max(1.0 - DISCOUNT, min(RISE / (t - h), 1.0))
     for v in range(W.shape[0]):
         w, loss = W[v, j, h], losses[v, j, h]
@@ -96,10 +98,17 @@ def fill_inputs(model, j, now, x):
     """Fill the inputs of the heads of series j: its value, its lags less the value, and changes of the other series.
 
     In a season the value and its changes over a few rows, and over about a season, also count by the time of it: times
-    the first two sines and cosines. The inputs that all heads have come last.
+    the first two sines and cosines. The inputs that all heads have come last: a bias, sines and cosines of the seasons,
+    exogenous inputs.
     """
-    lags, spans, common, n = shared.LAGS(model), fixed.SPANS(model), row.COMMON(model), size.lags(model)
-    own, waves = lags[j], 4 if size.seasons(model) > 0 else 0
+    lags, spans, angles, inputs = shared.LAGS(model), fixed.SPANS(model), fixed.ANGLES(model), row.INPUTS(model)
+    own, waves, n, phase = lags[j], 4 if angles.size > 0 else 0, size.lags(model), shared.COUNTS(model).phase
+    common = x[x.size - 1 - 2 * angles.size - inputs.size :]
+    common[0] = 1.0
+    for a in range(angles.size):
+        common[1 + 2 * a], common[2 + 2 * a] = math.sin(angles[a] * phase), math.cos(angles[a] * phase)
+    for a in range(inputs.size):
+        common[1 + 2 * angles.size + a] = inputs[a]
     x[0] = own[now]
     for k in range(1, n):
         x[k] = own[now - k] - own[now]
@@ -112,8 +121,6 @@ def fill_inputs(model, j, now, x):
         for wave in range(waves):
             x[n] = (own[now] if s < 0 else own[now] - own[now - spans[s]]) * common[1 + wave]
             n += 1
-    for c in range(common.size):
-        x[n + c] = common[c]
 
 
 @called

@@ -28,8 +28,9 @@ CHOICE = 0.999  # discount of the errors of candidates
 STACK_FORGETTING, INPUTS_FORGETTING = 0.9995, 0.9998  # of the stacks, and of the head on exogenous inputs
 STACK_RIDGE = 30.0
 TREND_ROWS = 12  # whose mean change is the drift of a series without seasons
-# What is wanted: 0 for nothing, 1 for forecasts, 2 for their quantiles too. And how many rows of exogenous inputs are
-# known, 0 where forecasts use no later ones; the errors are those of such forecasts.
+TOLD = 2 + len(LEVELS)  # numbers of a forecast: itself, the quantiles of what comes, and how many errors these are from
+# How many of these are wanted after each row: none, the forecast alone, or all. And how many rows of exogenous inputs
+# are known, 0 where forecasts use no later ones; the errors are those of such forecasts.
 CALL = Record(tell=int, ahead=int)
 SIZES = "rows series exogenous horizon lags spans forgettings seasons longest recent angles features above gains"
 
@@ -60,8 +61,7 @@ given = Frame(
     Part("CALL", CALL),
     number("Y", "rows series"),
     number("E", "rows exogenous"),
-    number("OUT", "rows series horizon"),  # the forecasts made after each row
-    number("OUT_QUANTILES", f"rows {len(LEVELS) + 1} series horizon"),  # of their errors, and their number
+    number("OUT", "rows series horizon"),  # forecasts made after each row, one below the other where more is told
 )
 size = given.size
 
@@ -116,8 +116,6 @@ row = Group(
     scratch("Z", "series"),  # the standardized values
     scratch("THERE", "series", np.bool_),  # whether they were observed
     scratch("INPUTS", "exogenous"),  # standardized
-    scratch("COMMON", "common"),  # inputs of all heads: the bias, sines and cosines, exogenous inputs
-    sizes={"common": lambda sizes: 1 + 2 * sizes["angles"] + sizes["exogenous"]},
 )
 
 # ---------------------------------------------------------------------- the state
@@ -211,8 +209,7 @@ shared = Group(
     number("REACH", "series"),  # the size of errors of step 1
     Part("COUNTS", COUNTS),
     number("LAGS", "series twice"),  # values twice, so that the last ones are contiguous
-    number("BASE", "horizon series"),  # rings of values, of forecasts, and of the quantiles of their errors
-    number("MADE", "horizon series horizon"),
+    number("MADE", "horizon series horizon"),  # rings of forecasts, and of the quantiles of their errors
     number("ENDS", f"horizon kinds {len(LEVELS)} series horizon"),
     whole("BEGAN", "series", start=-1),  # the row of the first value, or -1
     whole("JUDGED", "series horizon"),  # numbers of errors

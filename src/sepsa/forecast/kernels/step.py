@@ -53,42 +53,39 @@ def accept(model, i, t, now):
     made, mean, scale, extent, reach, strange, odd, event, began = shared.views(
         "MADE MEAN SCALE EXTENT REACH STRANGE ODD EVENT BEGAN", model
     )
-    slot = phase_of(model, 0)
+    slot, at = phase_of(model, 0), (t - 1) % size.horizon(model)
     y, counts = given.Y(model)[i], shared.COUNTS(model)
     in_a_row, confirmed = odd[0], odd[1]
     for j in range(y.size):
-        guess = 0.0
-        if t > 0:
-            at = (t - 1) % size.horizon(model)
-            guess = made[at, j, 0] + explain(model, j, 0, at, t, now)
+        guess = made[at, j, 0] + explain(model, j, 0, at, t, now)
         there[j], followed = not math.isnan(y[j]), False
         if there[j]:
             if began[j] >= 0 and extent[0, j] == 0.0 == extent[1, j] and y[j] != mean[j]:
                 scale[j] = abs(y[j] - mean[j])  # the first value of a series that was constant
             z[j] = (y[j] - mean[j]) / scale[j]
             off, far = z[j] - guess, FAR_ERRORS * max(reach[j], LEAST_ERROR)
-            agrees = in_a_row[j] > 0 and abs(z[j] - strange[j]) <= far
+            near, agrees = abs(off) <= LARGEST_JUMP, in_a_row[j] > 0 and abs(z[j] - strange[j]) <= far
             if in_a_row[j] == 1:
                 confirmed[j] = min(max(confirmed[j] + (1 if agrees else -1), -PATIENCE), PATIENCE)
             if t < FIRST_ROWS:
                 z[j] = min(max(z[j], -LARGEST_VALUE), LARGEST_VALUE)
-            elif reach[j] > 0.0 and far < abs(off) <= LARGEST_JUMP and 0.5 <= ratio(off, event[j, slot]) <= 2.0:
+            elif reach[j] == 0.0 or abs(off) <= far:
+                in_a_row[j] = 0
+            elif near and 0.5 <= ratio(off, event[j, slot]) <= 2.0:
                 in_a_row[j], far = 0, 0.0
                 event[j, slot] = off
-            elif reach[j] > 0.0 and abs(off) > far:
+            else:
                 counts.outliers += 1
                 event[j, slot] = off
                 in_a_row[j] += 1
                 strange[j] = z[j]
                 believed, sure = agrees or in_a_row[j] > PATIENCE, confirmed[j] > 0 and abs(off) <= LARGEST_VALUE
-                there[j], followed = believed and abs(off) <= LARGEST_JUMP, sure and abs(off) <= LARGEST_JUMP
+                there[j], followed = believed and near, sure and near
                 if in_a_row[j] > 1 and not agrees:
                     reach[j] *= 3.0  # a second in a row: errors are larger than they were
-                if (believed or sure) and abs(off) > LARGEST_JUMP:
+                if (believed or sure) and not near:
                     mean[j] += off * scale[j]
                     in_a_row[j], strange[j] = 0 if believed else 1, guess
-            else:
-                in_a_row[j] = 0
             if there[j] and far > 0.0:
                 rate = max(1.0 - RECENT, 1.0 / (t + 1))
                 reach[j] = math.sqrt(reach[j] ** 2 + rate * (off * off - reach[j] ** 2))
@@ -158,14 +155,13 @@ def issue(model, t):
 
 @called
 def tell(model, i, t, now):
-    """Fill row i of OUT with the forecasts made after row t, and OUT_QUANTILES with their quantiles.
+    """Fill the rows of OUT for row i with the forecasts made after row t, their quantiles and numbers of errors.
 
-    They use what the inputs known ahead explain. The numbers of errors are beside the quantiles. A series of which no
-    value is known has no forecast.
+    They use what the inputs known ahead explain. A series of which no value is known has no forecast.
     """
-    limits, call = fixed.LIMITS(model), given.CALL(model)
+    limits, call, out = fixed.LIMITS(model), given.CALL(model), given.OUT(model)
     began, judged, made, ends, mean, scale = shared.views("BEGAN JUDGED MADE ENDS MEAN SCALE", model)
-    at, out, levels = t % size.horizon(model), max(i, 0), len(LEVELS) if call.tell > 1 else 0
+    at, first = t % size.horizon(model), max(i, 0) * call.tell
     for h in range(size.horizon(model)):
         explained = i + 1 + h < call.ahead and size.kinds(model) > 1
         if explained:
@@ -175,21 +171,19 @@ def tell(model, i, t, now):
             if explained:
                 center, kind = center + explain(model, j, h, at, t + h + 1, now + h + 1), 1
             told = min(max(mean[j] + scale[j] * center, limits[0]), limits[1])
-            given.OUT(model)[out, j, h] = told if began[j] >= 0 else math.nan
-            for v in range(levels):
-                end = mean[j] + scale[j] * (center + ends[at, kind, v, j, h])
-                given.OUT_QUANTILES(model)[out, v, j, h] = min(max(end, limits[0]), limits[1])
-            if levels:
-                given.OUT_QUANTILES(model)[out, levels, j, h] = judged[j, h]
+            out[first, j, h] = told if began[j] >= 0 else math.nan
+            if call.tell > 1:
+                for v in range(len(LEVELS)):
+                    end = mean[j] + scale[j] * (center + ends[at, kind, v, j, h])
+                    out[first + 1 + v, j, h] = min(max(end, limits[0]), limits[1])
+                out[first + 1 + len(LEVELS), j, h] = judged[j, h]
 
 
 @called
 def remember(model, t, now):
     """Store the values of row t; before the first row all lags are those of the first."""
-    z, profile, n = row.Z(model), stack.PROFILE(model), size.recent(model)
-    lags, base = shared.views("LAGS BASE", model)
+    z, profile, lags, n = row.Z(model), stack.PROFILE(model), shared.LAGS(model), size.recent(model)
     for j in range(z.size):
-        base[t % size.horizon(model), j] = z[j]
         if t == 0:
             fill(lags[j], z[j])
             for season in range(size.seasons(model)):
@@ -197,22 +191,9 @@ def remember(model, t, now):
         lags[j, now] = lags[j, now - n] = z[j]
 
 
-@called
-def gather_common(model):
-    """Fill the inputs that all heads have: a bias, sines and cosines of the seasons, exogenous inputs."""
-    angles = fixed.ANGLES(model)
-    common, x = row.views("COMMON INPUTS", model)
-    phase = shared.COUNTS(model).phase
-    common[0] = 1.0
-    for a in range(angles.size):
-        common[1 + 2 * a], common[2 + 2 * a] = math.sin(angles[a] * phase), math.cos(angles[a] * phase)
-    for a in range(x.size):
-        common[1 + 2 * angles.size + a] = x[a]
-
-
 @kernel
 def learn(model, rows):
-    """Learn rows Y with exogenous inputs E in order; OUT gets the forecasts made after each, OUT_QUANTILES theirs."""
+    """Learn rows Y with exogenous inputs E in order; OUT gets what is told after each."""
     there, counts = row.THERE(model), shared.COUNTS(model)
     n, H = size.recent(model), size.horizon(model)
     for i in range(rows):
@@ -226,14 +207,13 @@ def learn(model, rows):
             for j in range(there.size):
                 if there[j]:
                     e = judge(model, j, h, at, first, t, now)
-                    learn_target(model, j, h, at, t)
+                    learn_target(model, j, h, at, t, now)
                     learn_stack(model, j, h, at, now)
                     follow_candidates(model, j, h, at, t, now, e)
         learn_seasonal_changes(model, first, t, now)
         remember(model, t, now)
         smooth(model, t)
         follow_seasons(model, t)
-        gather_common(model)
         learn_inputs(model, t, now)
         forecast_by_heads(model, t)
         choose(model, t, now)
@@ -248,7 +228,7 @@ def learn(model, rows):
 
 @kernel
 def forecast(model, rows):
-    """Fill row 0 of OUT and OUT_QUANTILES with the forecasts after the last of so many rows; E are the rows ahead."""
-    n = size.recent(model)
-    tell(model, -1, rows - 1, n + (rows - 1) % n)
-    return 0
+    """Fill OUT with what is told after the last row; E are the rows ahead."""
+    n, t = size.recent(model), shared.COUNTS(model).rows - 1
+    tell(model, -1, t, n + t % n)
+    return rows
