@@ -121,8 +121,7 @@ class BlockModel:
                 new = np.full((min(block - self.newest, len(self.kept)), *self.kept.shape[1:]), np.nan)
                 self.kept, self.newest = np.concatenate([self.kept[len(new) :], new]), block
             slot = self.kept[block - self.newest - 1, numbers[i] % every]
-            twice = np.where(np.isnan(row), slot, (slot + row) / 2)  # as daylight saving ends
-            slot[:] = np.where(np.isnan(slot), row, twice)
+            slot[:] = mean_of_known(np.stack([slot, row]))  # an hour comes twice as daylight saving ends
             self.seen = np.where(np.isnan(Y[i]), self.seen, Y[i])
             self.point, self.rows = self.point + 1, self.rows + 1
             if following > self.newest:
@@ -145,9 +144,7 @@ class BlockModel:
         """
         values, inputs = self._before(block)
         longest = max(LAST[-1], *(round(period) for period in self.periods if period <= INDICATORS), 0)
-        last = values[-longest:].reshape(-1, values.shape[2])
-        count = (~np.isnan(last)).sum(0)
-        level = np.where(count > 0, np.nansum(last, 0) / np.maximum(count, 1), np.nan)
+        level = mean_of_known(values[-longest:].reshape(-1, values.shape[2]))
         about = np.nan_to_num(level)
         parts = [(values[-k] - about).ravel() for k in self.lags]
         if self.settings.known_ahead:
@@ -209,8 +206,9 @@ class BlockModel:
 
     def _judge(self, errors: Floats) -> None:
         """Let the quantiles of errors (m, H) and their size learn those of a forecast."""
-        self.judged = self.judged + ~np.isnan(errors)
-        for j, h in np.argwhere(~np.isnan(errors)).tolist():
+        there = ~np.isnan(errors)
+        self.judged = self.judged + there
+        for j, h in np.argwhere(there).tolist():
             e, quantiles = errors[j, h], self.quantiles[:, j, h]
             follow_quantiles(quantiles, quantiles * self.size[j, h], 1.0, e)
             self.size[j, h] += max(1.0 - RECENT, 1.0 / self.judged[j, h]) * (abs(e) - self.size[j, h])
@@ -324,6 +322,12 @@ class BlockModel:
             setattr(self, name, new.array(name, own.shape, own.dtype, missing=True))
         if new["learner"] is not None:
             self.learner.load_state_dict(new["learner"])
+
+
+def mean_of_known(values: Floats) -> Floats:
+    """The mean of the numbers of each column (n, m); NaN for one without any."""
+    count = (~np.isnan(values)).sum(0)
+    return np.where(count > 0, np.nansum(values, 0) / np.maximum(count, 1), np.nan)
 
 
 def phase(block: int, season: float) -> Floats:

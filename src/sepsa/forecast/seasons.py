@@ -34,10 +34,10 @@ def find_seasons(Y: Floats) -> tuple[float, ...]:
     spectrum = np.abs(np.fft.rfft(changes, 2 * n, axis=0)) ** 2
     correlation = np.fft.irfft(spectrum, axis=0)[:n].mean(1) / (n - np.arange(n))
     peaks = [k for k in range(3, n // 3) if correlation[k] >= max(0.3, *correlation[k - 1 : k + 2])]
-    highest = max((correlation[k] for k in peaks), default=0.0)
-    first = next((k for k in peaks if correlation[k] >= 0.75 * highest), 0)
-    if not first:
+    if not peaks:
         return ()
+    highest = correlation[peaks].max()
+    first = next(k for k in peaks if correlation[k] >= 0.75 * highest)
     near = next((k for k in DAYS if abs(first - 7 * k) <= 1), first)  # a day in a week
     multiples = np.arange(1, 1 + max(1, min(6, n // 2 // (near + 1))))
     mean = {k: correlation[k * multiples].mean() for k in (near - 1, near, near + 1)}
