@@ -164,7 +164,7 @@ def test_rows_are_numbered_from_midnight_of_a_monday_or_from_january():
 def test_a_plan_has_the_last_three_blocks_and_whole_seasons():
     def made(every, horizon, lags, seasons, ahead=False):
         settings = Settings(1, 0, horizon, lags, seasons, (1.0,), 30.0, ahead, every=every)
-        return BlockModel(settings, lambda points: points, 0, False)
+        return BlockModel(settings, Clock(None), False)
 
     assert made(24, 24, "auto", (24.0, 168.0)).lags == [1, 2, 3, 7]
     assert made(24, 24, 100, ()).lags == [1, 2, 3, 4, 5]

@@ -9,12 +9,12 @@ forecast, or in `fit` lies between its neighbours, and a block counts by the sha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from copy import copy
 from typing import Any
 
 import numpy as np
 
+from sepsa.forecast.clock import Clock
 from sepsa.forecast.kernels.parts import TOLD
 from sepsa.forecast.kernels.step import follow_quantiles
 from sepsa.forecast.model import FIRST_QUANTILES, Rows, Settings
@@ -40,7 +40,7 @@ ARRAYS = ("kept", "seen", "quantiles", "far", "size", "judged", "missed")
 class BlockModel:
     """The last blocks of series, and the learner that forecasts the next; it has the interface of `ForecastModel`."""
 
-    def __init__(self, settings: Settings, numbers: Callable[[Any], Any], origin: int, fit: bool) -> None:
+    def __init__(self, settings: Settings, clock: Clock, fit: bool) -> None:
         m, q, H, every = settings.series, settings.exogenous, settings.horizon, settings.every
         # Seasons in blocks, of which a season must be a whole number; one of more than INDICATORS is rounded.
         periods = [s / every for s in settings.seasons if s > every and (s % every == 0 or s > INDICATORS * every)]
@@ -51,8 +51,8 @@ class BlockModel:
         self.touched = -(-H // every)  # blocks that a forecast touches
         room = self.lags[-1] + self.touched + 1  # blocks that are kept
         self.settings = settings._replace(seasons=tuple(period * every for period in periods))
-        self.number_of = numbers  # of rows at points of the grid
-        self.point = origin - 1  # that of the last row on the grid
+        self.clock = clock  # which has the numbers of rows at points of its grid
+        self.point = clock.start - 1  # that of the last row
         self.first_rows = LEAST * every  # before any value is implausible, which the window gives without outliers
         self.warm_up = 2 * self.first_rows  # rows until which all are learned again
         self.rows = 0  # so far, including rows in gaps
@@ -109,7 +109,7 @@ class BlockModel:
 
     def _numbers(self, count: int) -> Any:
         """The numbers of so many rows after the last one; a multiple of `every` begins a block."""
-        return self.number_of(self.point + 1 + np.arange(count)) - self.settings.start
+        return self.clock.numbers(self.point + 1 + np.arange(count)) - self.settings.start
 
     def learn(self, rows: Rows) -> None:
         """Learn rows; forecasts are those of the block, as far as they still reach."""

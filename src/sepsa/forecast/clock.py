@@ -90,8 +90,8 @@ class Clock:
         if rows if self.last is None else self.grid is None and self.last > self.start:
             raise ValueError(f"time must be given from the first row on or never, got {self.label(at)} after {rows}")
         if self.last is None:
-            self.first, self.start = [at], 0 if self.grid is None else self.index(at)
-            self.last = self.start
+            self.first = [at]
+            self.start = self.last = 0 if self.grid is None else self.index(at)
             return 0
         steps = 0 if self.grid is None else self.index(at) - self.last
         if self.grid is None or steps == 0:
@@ -114,8 +114,9 @@ class Clock:
             )
         point = self.last + steps
         self._check_step(at, point, steps, rows)
-        if self.told is None and self.dated and self.grid.words() == "day" and steps == 3 and point - self.start <= 7:
-            self.no_weekend |= bool(self.numbers(point) % 7 == 0)
+        found_days = self.told is None and self.dated and self.grid.words() == "day"
+        if found_days and steps == 3 and point - self.start <= 7 and self.numbers(point) % 7 == 0:
+            self.no_weekend = True
         self.last = point
         return steps - 1
 

@@ -213,9 +213,8 @@ class SepSAPanelForecaster:
                     f"{what}[{name!r}] must have no missing value, got one in row {int(missing.argmax())}: leave such "
                     "rows out"
                 )
-        pandas = importlib.import_module("pandas")
-        codes, keys = pandas.factorize(df[self.id_col])
-        moments = pandas.Index(df[self.time_col])
+        codes, keys = df[self.id_col].factorize()
+        moments = df.set_index(self.time_col).index
         order = np.lexsort((read_times(moments).seconds, codes))
         X = numbers(what, df[inputs]) if inputs else np.empty((len(df), 0))
         y = np.empty(len(df)) if target is None else numbers(f"{what}[{target!r}]", df[target])

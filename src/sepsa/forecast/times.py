@@ -46,7 +46,7 @@ def read_times(times: Any) -> Moments:
         times = times.to_timestamp()
     zone = getattr(times, "tz", None)
     if zone is not None:
-        times = times.tz_convert("UTC").tz_localize(None)
+        times = times.tz_convert(None)
     zone = zone or getattr(getattr(times, "dtype", None), "time_zone", None)  # of Polars
     values: Any = times.to_numpy() if hasattr(times, "to_numpy") else times
     if not isinstance(values, Iterable) or isinstance(values, str) or getattr(values, "ndim", 1) != 1:

@@ -146,7 +146,7 @@ class Window:
             return ForecastModel(settings._replace(lags=auto if isinstance(lags, str) else lags))
         from sepsa.forecast.blocks import BlockModel  # needs scikit-learn
 
-        return BlockModel(settings, self.clock.numbers, self.clock.start, self.fit)
+        return BlockModel(settings, self.clock, self.fit)
 
     # ------------------------------------------------------------------ saving
 
