@@ -121,7 +121,8 @@ class BlockModel:
                 new = np.full((min(block - self.newest, len(self.kept)), *self.kept.shape[1:]), np.nan)
                 self.kept, self.newest = np.concatenate([self.kept[len(new) :], new]), block
             slot = self.kept[block - self.newest - 1, numbers[i] % every]
-            slot[:] = mean_of_known(np.stack([slot, row]))  # an hour comes twice as daylight saving ends
+            # An hour comes twice as daylight saving ends.
+            slot[:] = row if np.isnan(slot).all() else mean_of_known(np.stack([slot, row]))
             self.seen = np.where(np.isnan(Y[i]), self.seen, Y[i])
             self.point, self.rows = self.point + 1, self.rows + 1
             if following > self.newest:
@@ -199,8 +200,7 @@ class BlockModel:
             forecast, before = made.reshape(targets.shape) + level, self._before(self.newest - self.touched + 1)[0]
             naive = [np.resize(before[-k], targets.shape) for k in self.input_lags]
             errors = np.abs(np.stack([forecast, *naive]) - targets).swapaxes(1, 2)
-            there = ~np.isnan(errors)
-            self.missed = RECENT * self.missed + np.stack([np.where(there, errors, 0.0), there], 1)
+            self.missed = RECENT * self.missed + np.stack([np.nan_to_num(errors), ~np.isnan(errors)], 1)
             self._judge((targets - forecast).T)
         self.blocks += 1
 
@@ -279,7 +279,7 @@ class BlockModel:
             told = np.where(np.isnan(level)[:, None], np.nan, self._answer(row))
         told = np.where(np.isnan(told), self.seen[:, None], told)
         ends = np.clip([told, *(told + self.quantiles * self.size)], *self.settings.bounds)
-        out[..., :reach] = np.concatenate([ends, self.judged[None]])[..., slots[:reach]]
+        out[..., :reach] = np.array([*ends, self.judged])[..., slots[:reach]]
         return out
 
     def _answer(self, row: Floats) -> Floats:

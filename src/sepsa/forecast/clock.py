@@ -138,9 +138,8 @@ class Clock:
 
     def local(self, at: float) -> float:
         """Seconds since 1970 in the time of the grid, from those of UTC."""
-        if self.zone is None or (self.grid is not None and self.grid.seconds() < DAY):
-            return at
-        return local_seconds(at, self.zone)
+        assert self.grid is not None
+        return at if self.zone is None or self.grid.seconds() < DAY else local_seconds(at, self.zone)
 
     def walls(self, at: Floats) -> Floats:
         """Seconds since 1970 by the clocks of the zone, from those of UTC."""

@@ -232,9 +232,9 @@ class SepSAForecaster(Saves):
                 earlier rows; nothing changed.
         """
         y, x, moments = read_values(y), read_inputs(x), None if time is None else read_times([time])
-        Y = Table(in_order("y", self._names or None, y)[None], list(y), times=moments)
-        X = Table(in_order("x", self._inputs if self._names else None, x)[None], list(x))
         with self._lock, DeferredInterrupt():
+            Y = Table(in_order("y", self._names or None, y)[None], list(y), times=moments)
+            X = Table(in_order("x", self._inputs if self._names else None, x)[None], list(x))
             self._take(Y, X)
 
     def prequential(

@@ -80,7 +80,6 @@ def layout_of(settings: Settings) -> Layout:
     features = settings.lags + spans * (settings.series - 1) + settings.common()
     features += 4 * (1 + spans) if settings.seasons else 0
     sizes = {name: getattr(settings, name) for name in ("series", "exogenous", "horizon", "lags")} | {
-        "rows": 0,  # a call says how many
         "spans": spans,
         "forgettings": len(settings.forgetting),
         "seasons": len(settings.seasons),
