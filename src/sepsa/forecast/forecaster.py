@@ -443,7 +443,7 @@ class SepSAForecaster(Saves):
     def _check(self, y: ArrayLike, X: ArrayLike | None = None, *, times: Times | None = None) -> None:
         """Raise the error that `update` raises for these rows; nothing changes."""
         table, inputs = self._read(y, X, times)
-        self._window_of(table, inputs).check(table.times, len(table.values))
+        self._window_of(table, inputs).placed(table.times, len(table.values))
 
     @locked
     def predict(

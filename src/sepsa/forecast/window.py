@@ -56,23 +56,20 @@ class Window:
         """A copy whose clock is after rows of these times, and the gaps before them; an error where one cannot be."""
         other = copy(self)
         clock = other.clock = copy(self.clock)
+        rows, gaps = self.rows, []
         if moments is None:
             clock.proceed(count)
-            return other, [0] * count
-        clock.begin(moments)
-        clock.find(moments.seconds)
-        rows, gaps = self.rows, []
-        for at in moments.seconds.tolist():
-            gaps.append(clock.place(at, rows))
-            rows += min(gaps[-1], IMAGINED) + 1
-        return other, gaps
-
-    def check(self, moments: Moments | None, count: int) -> None:
-        """Raise a ValueError where so many rows of these times cannot be learned."""
-        other, _ = self.placed(moments, count)
+            gaps = [0] * count
+        else:
+            clock.begin(moments)
+            clock.find(moments.seconds)
+            for at in moments.seconds.tolist():
+                gaps.append(clock.place(at, rows))
+                rows += min(gaps[-1], IMAGINED) + 1
         if self.settings.every > 1 and self.model is None:
             other.seasons = other._found(0)
-            other._new_model()
+            other._new_model()  # an error where blocks are too large
+        return other, gaps
 
     # ------------------------------------------------------------------ rows
 
