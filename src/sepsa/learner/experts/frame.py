@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from sepsa.compiled.kernels import Function
+from sepsa.compiled.kernels import Function, inlined
 from sepsa.learner.memory.parts import Part, Record, work
 from sepsa.learner.memory.views import Frame, Group
 
@@ -33,6 +33,12 @@ given = Frame(
 )
 size = given.size
 
+
+def alike(names: str, *how: Any, **more: Any) -> list[Part]:
+    """Parts that differ in their names alone."""
+    return [Part(name, *how, **more) for name in names.split()]
+
+
 row = Group(
     given,
     "row",
@@ -46,6 +52,12 @@ row = Group(
     # class; the logarithm of a single positive target, and its origin, 0 where there is no logarithm.
     work("FACTS", Record(share=float, trust=float, label=int, log=float, origin=float)),
 )
+
+
+@inlined
+def clipped(x, most):
+    """x within ±most."""
+    return min(max(x, -most), most)
 
 
 class Expert(NamedTuple):

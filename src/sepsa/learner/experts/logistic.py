@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from sepsa.compiled.kernels import called, kernel
-from sepsa.compiled.linear_algebra import copy, multiply
+from sepsa.compiled.linear_algebra import add_scaled, copy, multiply
 from sepsa.learner.arithmetic.head import rank_one
 from sepsa.learner.experts.frame import Expert, given, row
 from sepsa.learner.memory.parts import Part, work
@@ -60,22 +60,15 @@ def learn_logistic(U, D, W, phi, p, y, omega, b):
         h = max(h, 2.0 * p[k] * (1.0 - p[k]), 0.5 * abs(y[k] - p[k]))
     g = rank_one(U, D, phi, 0, omega * h, b)
     for k in range(p.size):
-        row, step = W[k], omega * (y[k] - p[k]) / g
-        for j in range(phi.size):
-            row[j] += step * b[j]
-
-
-@called
-def features(z, phi):
-    """φ = [1, z]."""
-    phi[0] = 1.0
-    copy(z, phi[1:])
+        add_scaled(b, omega * (y[k] - p[k]) / g, W[k])
 
 
 @kernel
 def answer(model, e):
-    features(row.Z(model), parts.PHI(model))
-    probabilities(parts.LOGIT_W(model), parts.PHI(model), row.ANSWERS(model)[e])
+    W, phi = parts.views("LOGIT_W PHI", model)
+    phi[0] = 1.0
+    copy(row.Z(model), phi[1:])
+    probabilities(W, phi, row.ANSWERS(model)[e])
     return 0
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from sepsa.compiled.kernels import called, kernel
-from sepsa.compiled.linear_algebra import multiply
+from sepsa.compiled.linear_algebra import add_scaled, fill, multiply
 from sepsa.learner.arithmetic.head import rank_one
 from sepsa.learner.experts import trees
-from sepsa.learner.experts.frame import Expert, given, row
+from sepsa.learner.experts.frame import Expert, clipped, given, row
 from sepsa.learner.experts.tree_growth import best_besides
 from sepsa.learner.memory.parts import Part, Sizes, work
 from sepsa.learner.memory.views import Group
@@ -91,8 +91,7 @@ def replace_input(model, place, new):
         first, stop = (start, start + j + 2) if j == place else (start + 1 + place, start + 2 + place)
         for f in range(first, stop):
             forget(U, D, f, 1.0 / RIDGE, b)
-            for k in range(W.shape[0]):
-                W[k, f] = 0.0
+            fill(W[:, f], 0.0)
 
 
 @called
@@ -114,7 +113,7 @@ def answer(model, e):
     expand(row.Z(model), pairs, phi)
     multiply(W, phi, out)
     for k in range(out.size):
-        out[k] = min(max(out[k], -FARTHEST), FARTHEST)
+        out[k] = clipped(out[k], FARTHEST)
     return 0
 
 
@@ -127,9 +126,7 @@ def learn(model, e):
     answer(model, e)  # an input may be another one, or have got its scale since the answer
     g = rank_one(U, D, phi, 0, trust, b)
     for k in range(y.size):
-        weights, step = W[k], trust * (y[k] - out[k]) / g
-        for j in range(phi.size):
-            weights[j] += step * b[j]
+        add_scaled(b, trust * (y[k] - out[k]) / g, W[k])
     return 0
 
 

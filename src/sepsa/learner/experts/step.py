@@ -14,7 +14,7 @@ from sepsa.compiled.kernels import call, called, inlined, kernel
 from sepsa.learner.arithmetic.robust import FAR, calibrate, first_scale, follow_errors, largest, plausible_error
 from sepsa.learner.arithmetic.weigh import weigh
 from sepsa.learner.experts import network
-from sepsa.learner.experts.frame import given, row, size
+from sepsa.learner.experts.frame import clipped, given, row, size
 from sepsa.learner.experts.logarithm import take_logarithm
 from sepsa.learner.experts.network_parts import parts as of_network
 from sepsa.learner.experts.stack import DISCOUNT, FLOOR, PRIOR, remember, solve, strength
@@ -68,8 +68,8 @@ def standardize(model, i):
     for j in range(x.size):
         same = same and asked[j] == x[j]
         off = (x[j] - mean[j]) * scale[j]
-        z[j] = np.float32(min(max(off, -clip), clip)) if off == off else 0.0  # rounded as in the window
-        wide[j] = min(max(off, -widest), widest) if off == off else math.nan
+        z[j] = np.float32(clipped(off, clip)) if off == off else 0.0  # rounded as in the window
+        wide[j] = clipped(off, widest) if off == off else math.nan
         asked[j] = x[j]
     parts.ASKED(model).row = rows
     return same
@@ -81,7 +81,7 @@ def ask_all(model, i):
     same = standardize(model, i)
     (answers, unit), out = row.views("ANSWERS UNIT", model), given.OUT(model)[i]
     for k in range(out.size):
-        answers[0, k] = min(max(out[k] * unit[k], -FARTHEST), FARTHEST)
+        answers[0, k] = clipped(out[k] * unit[k], FARTHEST)
     calls = given.CALLS(model)
     for e in range(1, 1 if same else size.experts(model)):
         call(calls[e, ANSWER], model, e)
@@ -125,16 +125,16 @@ def bound(model, i):
         counts.first_weight = counts.first_weight if counts.first_weight > 0.0 else weight
         share = min(weight / counts.first_weight, heaviest)
     for k in range(y.size):
-        y[k] = min(max(target[k] * unit[k], -FARTHEST), FARTHEST)
+        y[k] = clipped(target[k] * unit[k], FARTHEST)
         seen[k] = y[k]
         if size.robust(model) and not size.classes(model):
-            predicted = min(max(out[k] * unit[k], -FARTHEST), FARTHEST)
+            predicted = clipped(out[k] * unit[k], FARTHEST)
             off, limit = y[k] - predicted, max(FAR * plausible_error(error, k), usual)
             follow_errors(error, error_run, k, abs(off), of_network.WIDEN(model)[i])
-            seen[k] = predicted + min(max(off, -max(limit, last_target)), max(limit, last_target))
+            seen[k] = predicted + clipped(off, max(limit, last_target))
             if abs(off) > limit:
                 trust = min(trust, limit / abs(off))
-                y[k] = predicted + min(max(off, -limit), limit)
+                y[k] = predicted + clipped(off, limit)
     facts.share, facts.trust, facts.label = share, share * trust, largest(y)
     if y.size == 1 and not size.classes(model):
         take_logarithm(model, target[0], y[0], unit[0])
