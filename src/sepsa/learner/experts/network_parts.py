@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sepsa.learner.experts.frame import given
+from sepsa.learner.experts.frame import alike, given
 from sepsa.learner.memory.parts import Field, Part, Record, work
 from sepsa.learner.memory.views import Group
 
@@ -55,17 +55,11 @@ COUNTS = Record(
 parts = Group(
     given,
     "network",
-    Part("THETA", np.float32, ("parameters",), grows=grow_first_layer),
-    Part("FIRST", np.float32, ("parameters",), grows=grow_first_layer),
-    Part("SECOND", np.float32, ("parameters",), grows=grow_first_layer),
+    *alike("THETA FIRST SECOND", np.float32, ("parameters",), grows=grow_first_layer),
     Part("MEAN", float, ("inputs",)),
     Part("SCALE", float, ("inputs",), start=unscaled),
-    Part("CENTRE", float, ("inputs",)),  # the commonest value, the median of the first rows
-    Part("TYPICAL", float, ("inputs",)),
-    Part("EXCESS", float, ("inputs",)),
-    Part("TYPICAL_RUN", float, ("inputs",)),
-    Part("USUAL", float, ("inputs",)),
-    Part("LATE", float, ("inputs",)),
+    # The centre is the commonest value, the median of the first rows.
+    *alike("CENTRE TYPICAL EXCESS TYPICAL_RUN USUAL LATE", float, ("inputs",)),
     Part("GAIN", float, ("outputs",), start=unscaled),
     Part("ERROR", float, ("outputs", 4)),
     Part("ERROR_RUN", float, ("outputs", 3)),
@@ -76,8 +70,7 @@ parts = Group(
     Part("WEIGHTS", float, ("heads",), start=lambda sizes: 1 / sizes["heads"]),  # and their weights in the mixture
     work("UNIT", float, ("features",)),  # zero before and after a call
     work("B", float, ("features",)),
-    work("E", float, ("outputs",)),
-    work("P", float, ("outputs",)),
+    *alike("E P", float, ("outputs",), kept=False),
     work("PHI", float, ("batch", "stride")),
     work("HEADS", float, ("batch", "heads", "outputs")),  # the outputs of each head
     work("OMEGA", float, ("batch",)),
@@ -85,8 +78,7 @@ parts = Group(
     work("WIDEN", float, ("batch",)),  # √(1 + c φᵀBφ), by which an error is divided for intervals
     work("GRADIENT", np.float32, ("parameters",)),
     work("DELTA", np.float32, ("deltas",)),
-    work("UNITS", np.float32, ("batch", "units")),
-    work("SLOPES", np.float32, ("batch", "units")),
+    *alike("UNITS SLOPES", np.float32, ("batch", "units"), kept=False),
 )
 NUMBERS = Record(
     forgetting=float,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sepsa.learner.experts.frame import given
+from sepsa.learner.experts.frame import alike, given
 from sepsa.learner.memory.parts import Field, Part, Record, Rule, Sizes, at_the_end, work
 from sepsa.learner.memory.views import Group
 
@@ -114,11 +114,9 @@ parts = Group(
     Part("CHILDREN", np.int8, ("tree_slots", LEAVES - 1, 2), start=-1, bounds=(-LEAVES, LEAVES - 2)),
     Part("VALUES", float, ("tree_slots", LEAVES, "targets"), grows=grow_targets),
     Part("CUTS", np.uint8, (LEAVES - 1,), bounds=(0, BINS - 2)),  # the codes at which the tree in growth divides
-    Part("LEAF_STARTS", np.int64, (LEAVES,), bounds=(0, "room")),
-    Part("LEAF_ROWS", np.int64, (LEAVES,), bounds=(0, "room")),
+    *alike("LEAF_STARTS LEAF_ROWS", np.int64, (LEAVES,), bounds=(0, "room")),
     Part("LEAF_CUTS", np.int64, (LEAVES,), bounds=(-1, "tree_cells - 1")),
-    Part("LEAF_GAINS", float, (LEAVES,)),
-    Part("LEAF_COUNTS", float, (LEAVES,)),
+    *alike("LEAF_GAINS LEAF_COUNTS", float, (LEAVES,)),
     Part("LEAF_ABOVE", np.int64, (LEAVES,), bounds=(-1, 2 * LEAVES - 3)),
     Part("HISTOGRAMS", np.int64, (LEAVES, "tree_inputs", BINS)),
     Part("CODES", np.uint8, ("inputs", "room"), bounds=(0, BINS - 1)),
