@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from sepsa.compiled.kernels import called, inlined, kernel
-from sepsa.compiled.linear_algebra import add_scaled, copy, fill, multiply, scale
+from sepsa.compiled.linear_algebra import add_scaled, fill, multiply, scale
 from sepsa.learner.arithmetic.body import adam_step, backward, forward
 from sepsa.learner.arithmetic.head import learn_row, leverage
 from sepsa.learner.arithmetic.robust import (
@@ -27,7 +27,7 @@ from sepsa.learner.arithmetic.robust import (
     scale_constant_inputs,
 )
 from sepsa.learner.arithmetic.weigh import weigh
-from sepsa.learner.experts.frame import Expert, given, size
+from sepsa.learner.experts.frame import Expert, clipped, given, size
 from sepsa.learner.experts.network_parts import HIDDEN, heads, parts
 from sepsa.restoration import due
 
@@ -108,7 +108,6 @@ def rescale_input(model, j, g):
     With B = UDUᵀ that is U <- SUS⁻¹ and D <- DS², so that the head stays exact. The body's weights do not change. An
     input that was too small to inform the head starts from the prior again.
     """
-    d, m = size.inputs(model), size.outputs(model)
     parts.SCALE(model)[j] /= g
     parts.TYPICAL(model)[j] /= g
     for h in range(size.heads(model)):
@@ -116,17 +115,16 @@ def rescale_input(model, j, g):
             continue
         p, ridge = heads.p(model, h), heads.NUMBERS(model, h).ridge
         W, U, D, ridge_left, prior = heads.views("W U D RIDGE PRIOR", model, h)
-        r = p - 1 - d + j
+        r = p - 1 - size.inputs(model) + j
         anew = g < 1.0 and D[r] * ridge_left[r] > 0.5
-        for i in range(r):
-            U[r * (r - 1) // 2 + i] = 0.0 if anew else U[r * (r - 1) // 2 + i] / g
+        down, up = (0.0, 0.0) if anew else (1.0 / g, g)
+        scale(U[r * (r - 1) // 2 : r * (r + 1) // 2], down)
         for c in range(r + 1, p):
-            U[c * (c - 1) // 2 + r] = 0.0 if anew else U[c * (c - 1) // 2 + r] * g
+            U[c * (c - 1) // 2 + r] *= up
         D[r] = 1.0 / ridge if anew else D[r] * g * g
         ridge_left[r] = ridge if anew else ridge_left[r] / (g * g)
-        for k in range(m):
-            W[k, r] = 0.0 if anew else W[k, r] * g
-            prior[k, r] = 0.0 if anew else prior[k, r] * g
+        scale(W[:, r], up)
+        scale(prior[:, r], up)
 
 
 @inlined
@@ -175,25 +173,29 @@ def score_heads(model, rows):
 def target(model, i, k):
     """Target k of row i of the batch, within ±`HUGE` where the engine is robust."""
     y = given.Y(model)[i, k]
-    return min(max(y, -HUGE), HUGE) if size.robust(model) else y
+    return clipped(y, HUGE) if size.robust(model) else y
+
+
+@inlined
+def weight_of_error(model, i, answer, e):
+    """Fill the error of an answer (m,) to row i of the batch; returns the row's weight by it."""
+    for k in range(e.size):
+        e[k] = target(model, i, k) - answer[k]
+    return huber_weight(e, parts.ERROR(model)) if size.robust(model) else 1.0
 
 
 @inlined
 def absorb(model, h, rows, rescaled):
     """Let head h learn the batch; returns φᵀBφ of the last row."""
     W, U, D, energy = heads.views("W U D ENERGY", model, h)
-    e, b, answers, omegas, phis, error = parts.views("E B HEADS OMEGA PHI ERROR", model)
-    leverage, robust = 0.0, size.robust(model)
+    e, b, answers, omegas, phis = parts.views("E B HEADS OMEGA PHI", model)
+    leverage = 0.0
     for i in range(rows):
         if omegas[i] > 0.0:
             seen = seen_by(model, phis[i], h)
-            if i or rescaled:
-                multiply(W, seen, e)
-            else:  # the head has not changed since the prediction
-                copy(answers[0, h], e)
-            for k in range(e.size):
-                e[k] = target(model, i, k) - e[k]
-            omega = omegas[i] * huber_weight(e, error) if robust else omegas[i]
+            if i or rescaled:  # else the head has not changed since the prediction
+                multiply(W, seen, answers[i, h])
+            omega = omegas[i] * weight_of_error(model, i, answers[i, h], e)
             if omega > 0.0:
                 alpha = learn_row(U, D, W, energy, seen, np.int64(0), e, omega, b[: D.size])
                 leverage = (alpha - 1.0) / omega
@@ -224,8 +226,7 @@ def learn_head(model, h, rows, total, rescaled):
     numbers, energy, D, ridge_left = heads.views("NUMBERS ENERGY D RIDGE", model, h)
     counts, lam, p = parts.COUNTS(model), numbers.forgetting, heads.p(model, h)
     if lam < 1.0:
-        for j in range(p):
-            D[j] /= lam
+        scale(D, 1.0 / lam)
         scale(ridge_left, lam)
         scale(energy, lam)
         numbers.samples *= lam
@@ -253,7 +254,7 @@ def pull_of_heads(model, i, rows, trust, share, delta):
             off = answers[0, h, k] - y[i, k]
             if robust:
                 limit = plausible_error(error, k)
-                off = min(max(off, -limit), limit)
+                off = clipped(off, limit)
             pull = part * 2.0 * trust * gain[k] * off / (rows * m)
             add_scaled(W[k, :units], pull, delta[hidden - units : hidden])
 
@@ -263,17 +264,12 @@ def learn_body(model, rows):
     """One step of the body's optimizer on the batch."""
     theta, gradient = parts.THETA(model), parts.GRADIENT(model)
     delta, omegas = parts.DELTA(model), parts.OMEGA(model)
-    e, error, out = parts.E(model), parts.ERROR(model), given.OUT(model)
     share = 0.0
     for h in range(size.heads(model)):
         if heads.units(model, h) > 0:
             share += parts.WEIGHTS(model)[h]
     for i in range(rows):
-        trust = omegas[i]
-        if size.robust(model):
-            for k in range(e.size):
-                e[k] = target(model, i, k) - out[i, k]
-            trust *= huber_weight(e, error)
+        trust = omegas[i] * weight_of_error(model, i, given.OUT(model)[i], parts.E(model))
         pull_of_heads(model, i, rows, trust, share, delta)
         units, slopes = parts.UNITS(model)[i], parts.SLOPES(model)[i]
         backward(theta, given.WIDTHS(model), units, slopes, delta, gradient, i == 0)
@@ -298,7 +294,7 @@ def follow_rows(model, rows, leverage):
             limit = plausible_error(error, k)
             if abs(off) > FAR * limit:
                 far += 1
-            plausible = out[i, k] + min(max(off, -limit), limit)
+            plausible = out[i, k] + clipped(off, limit)
             if bounds[k, 0] > bounds[k, 1]:
                 bounds[k, 0], bounds[k, 1] = plausible, plausible
             bounds[k, 0], bounds[k, 1] = min(bounds[k, 0], plausible), max(bounds[k, 1], plausible)
