@@ -45,9 +45,9 @@ def take_logarithm(model, target, y, unit):
 
 
 @called
-def level(model, t):
-    """eᵗ, within what the rows so far let expect."""
-    return math.exp(min(t, parts.HIGHEST(model).value + BEYOND))
+def level(model):
+    """eᵗ for the trees' prediction t, within what the rows so far let expect."""
+    return math.exp(min(trees.parts.TOLD(model)[1], parts.HIGHEST(model).value + BEYOND))
 
 
 @kernel
@@ -56,7 +56,7 @@ def answer(model, e):
     origin, factor, answers = parts.ORIGIN(model).value, parts.FACTOR(model), row.ANSWERS(model)
     copy(answers[0], answers[e])
     if origin > 0.0:
-        told = level(model, trees.parts.TOLD(model)[1])
+        told = level(model)
         answers[e, 0] = origin * (told * factor.products / factor.squares - 1.0) * row.UNIT(model)[0]
     return 0
 
@@ -66,7 +66,7 @@ def learn(model, e):
     """Add the row to the sums of which the factor is the ratio."""
     facts, factor, forgetting = row.FACTS(model), parts.FACTOR(model), 0.998
     if facts.origin > 0.0:
-        told = level(model, trees.parts.TOLD(model)[1])
+        told = level(model)
         factor.products = forgetting * factor.products + facts.share * told * math.exp(facts.log)
         factor.squares = forgetting * factor.squares + facts.share * told * told
     return 0

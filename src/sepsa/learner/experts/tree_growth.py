@@ -143,16 +143,12 @@ def count(model, leaf, first, stop):
     for f in range(0, chosen.size, 2):
         one, other = codes[chosen[f]], codes[chosen[min(f + 1, chosen.size - 1)]]
         cells_one, cells_other = cells[f], cells[min(f + 1, chosen.size - 1)]
-        if f + 1 < chosen.size:
-            for p in range(first, stop):
-                i = order[p]
-                value = packed[i]
-                cells_one[one[i]] += value
+        for p in range(first, stop):
+            i = order[p]
+            value = packed[i]
+            cells_one[one[i]] += value
+            if f + 1 < chosen.size:
                 cells_other[other[i]] += value
-        else:
-            for p in range(first, stop):
-                i = order[p]
-                cells_one[one[i]] += packed[i]
 
 
 @called
@@ -216,18 +212,9 @@ def begin(model):
     starts, sizes, above, histograms = parts.views("LEAF_STARTS LEAF_ROWS LEAF_ABOVE HISTOGRAMS", model)
     starts[0], sizes[0], above[0] = 0, rows, -1
     thresholds, children = parts.views("SPLIT_THRESHOLDS CHILDREN", model)
-    fill(thresholds[trees], NOWHERE)
-    for node in range(LEAVES - 1):
-        fill(children[trees, node], -1)
+    thresholds[trees], children[trees], histograms[0] = NOWHERE, -1, 0
     d, width = size.inputs(model), size.tree_inputs(model)
-    return 500 + (d * width * width // 2 if width < d else 0) + clear(histograms[0])
-
-
-@called
-def clear(cells):
-    for f in range(cells.shape[0]):
-        fill(cells[f], 0)
-    return cells.size // 4
+    return 500 + (d * width * width // 2 if width < d else 0) + histograms[0].size // 4
 
 
 @called
@@ -321,7 +308,7 @@ def divide_leaf(model, left):
         starts[left_leaf], sizes[left_leaf] = start, lower
         starts[right_leaf], sizes[right_leaf] = start + lower, rows - lower
         parts.GAINS(model)[j] += gains[leaf] / growth.top
-        clear(parts.HISTOGRAMS(model)[new])
+        parts.HISTOGRAMS(model)[new] = 0
         growth.phase, growth.cursor = COUNT, 0
     return (stop - first) * MOVE
 

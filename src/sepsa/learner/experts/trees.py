@@ -25,15 +25,6 @@ from sepsa.learner.experts.tree_growth import LEAST, grow
 from sepsa.learner.experts.tree_parts import NOWHERE, SAMPLE, parts
 
 
-@called
-def leaf(inputs, thresholds, children, x):
-    """The leaf of a row x (d,) in the tree with these splits; a missing value goes left."""
-    node = 0
-    while node >= 0:
-        node = children[node, 1 if x[inputs[node]] > thresholds[node] else 0]
-    return -1 - node
-
-
 @kernel
 def answer(model, e):
     """F(x) = Σ_t f_t(x), and the leaf of x in each tree; a missing value goes left, or is the mean if none ever was."""
@@ -44,7 +35,10 @@ def answer(model, e):
         x[j] = wide[j] if wide[j] == wide[j] or missed[j] else 0.0
     fill(told, 0.0)
     for t in range(leaves.size):
-        leaves[t] = leaf(inputs[t], thresholds[t], children[t], x)
+        node = 0
+        while node >= 0:
+            node = children[t, node, 1 if x[inputs[t, node]] > thresholds[t, node] else 0]
+        leaves[t] = -1 - node
         add_scaled(values[t, leaves[t]], 1.0, told)
     copy(told[: out.size], out)
     return 0
