@@ -353,9 +353,9 @@ def test_a_row_with_a_target_replaces_the_one_that_waits_for_it(tmp_path):
         return RowBlock(columns, np.arange(len(values)) + 1, str, [], {})
 
     assert model.learn(block(0, [1.0, 2.0, 1.0, 2.0, None, None])).lines.tolist() == [1, 2, 3, 4]
-    assert model.ahead_at.tolist() == [4, 5]
+    assert model.ahead[:, 0].tolist() == [4, 5]
     result = model.learn(block(4, [1.0]))
-    assert (result.lines.tolist(), result.bad, model.ahead_at.tolist()) == ([1], [], [5])
+    assert (result.lines.tolist(), result.bad, model.ahead[:, 0].tolist()) == ([1], [], [5])
     model.learn(block(6, [2.0]))
     assert model.forecaster.rows == 7
     np.testing.assert_array_equal(model.history[:, 0], [1, 2, 1, 2, 1, np.nan, 2])

@@ -76,10 +76,10 @@ class ForecastRun(StreamRun):
 
     def _position(self, block: RowBlock) -> Any:
         """Before the rows that wait for their targets, which a later run reads again."""
-        lines = self.model.ahead_lines
-        if not len(lines):
+        ahead = self.model.ahead
+        if not len(ahead):
             return block.position
-        first = int(lines[0])
+        first = int(ahead[0, 1])
         return self.position if first < block.lines[0] else self.table.position(first)
 
     def _check_ahead(self) -> None:
@@ -91,7 +91,8 @@ class ForecastRun(StreamRun):
                 f"inputs of the rows ahead, got {len(model.ahead)}"
             )
         clock = model.forecaster.clock()
-        for h, at in enumerate(model.ahead_at[:rows] if model.time is not None and clock.last is not None else (), 1):
+        timed = model.time is not None and clock.last is not None
+        for h, at in enumerate(model.ahead[:rows, 0] if timed else (), 1):
             if clock.index(at) != clock.last + h:
                 raise Misuse(
                     f"rows without a target at the end must be those ahead, without a gap: row {h} of them must be at "

@@ -20,7 +20,7 @@ from sepsa.learner.columns.reader import Column
 from sepsa.learner.memory.parts import Floats
 from sepsa.shell.cells import RowBlock, UsableRows
 from sepsa.shell.messages import Misuse
-from sepsa.shell.model import BlockResult
+from sepsa.shell.model import LARGEST_ERROR, BlockResult
 from sepsa.shell.options import SeriesOptions
 from sepsa.shell.reading import ABSENT, NOT_FINITE, Reading, cure_of, wrong_cell
 from sepsa.shell.trace import ErrorTrace
@@ -55,9 +55,7 @@ class ForecastTable(SeriesOptions):
         self.texts: dict[str, list[str]] = {}  # the first texts of columns of inputs that have texts
         self.next: Floats = np.full(len(self.target), np.nan)  # the forecast of the next row
         self.history: Floats = np.empty((0, len(self.target)))
-        self.ahead: Floats = np.empty((0, 0))  # inputs of rows after the last one with a target
-        self.ahead_at: Floats = np.empty(0)  # and their times
-        self.ahead_lines: NDArray[np.int64] = np.empty(0, np.int64)  # and lines
+        self.ahead: Floats = np.empty((0, 2))  # rows after the last one with a target: time, line, targets, inputs
 
     def get_params(self) -> dict[str, Any]:
         return asdict(self) | asdict(self.reading)
@@ -67,52 +65,55 @@ class ForecastTable(SeriesOptions):
         usable = UsableRows(block)
         at, dated = self.refuse_rows(usable)
         rows = usable.rows
-        at = at[rows]
-        lines, made = block.lines[rows], np.empty((0, self.horizon, len(self.target)))
-        told: list[str] = []
+        lines, result = block.lines[rows], BlockResult(block.lines[:0], [], [], [])
         if len(rows):
-            Y = np.column_stack([block.column(name).numbers[rows] for name in self.target])
+            targets = (block.column(name).numbers[rows] for name in self.target)
             inputs = (self._numbers(name, block.column(name).rows(rows)) for name in self.inputs)
-            E = np.column_stack([np.empty((len(rows), 0)), *inputs])
+            table = np.column_stack([at[rows], lines, *targets, *inputs])
             if self.known_ahead:
-                Y, E, at, lines = self._hold(Y, E, at, lines)
-            if len(Y):
-                made, told = self._learn(Y, E, at, dated)
-                made, lines = made[lines > 0], lines[lines > 0]
+                table = self._hold(table)
+            if len(table):
+                result = self._learn(table, dated)
         self.quarantined += len(usable.bad)
-        return BlockResult(lines, list(made), sorted(usable.bad), told)
+        return result._replace(bad=sorted(usable.bad))
 
-    def _hold(self, Y: Floats, E: Floats, at: Floats, lines: Any) -> tuple[Floats, Floats, Floats, Any]:
-        """Rows to learn now, with those held back before unless there is another of their time; lines with a target.
+    def _hold(self, table: Floats) -> Floats:
+        """Rows to learn now, with those held back before unless there is another of their time.
 
-        Rows without any target at the end are held back, at most as many as are forecast. Other lines are 0.
+        Rows without any target at the end are held back, at most as many as are forecast; the line of others without
+        any is 0.
         """
-        timed = self.time is not None
-        kept = ~np.isin(self.ahead_at, at) if timed else np.ones(len(self.ahead_at), bool)
-        where = np.searchsorted(at, self.ahead_at[kept]) * timed
-        Y = np.insert(Y, where, np.nan, 0)
-        E = np.insert(E, where, self.ahead.reshape(len(kept), E.shape[1])[kept], 0)
-        at, lines = np.insert(at, where, self.ahead_at[kept]), np.insert(lines, where, self.ahead_lines[kept])
-        filled: Any = ~np.isnan(Y).all(1)
-        stop = max(int(np.flatnonzero(filled)[-1]) + 1 if filled.any() else 0, len(Y) - self.horizon)
-        self.ahead, self.ahead_at, self.ahead_lines = E[stop:].copy(), at[stop:].copy(), lines[stop:].copy()
-        return Y[:stop], E[:stop], at[:stop], (lines * filled)[:stop]
+        held = self.ahead.reshape(-1, table.shape[1])
+        if self.time is None:
+            table = np.concatenate([held, table])
+        else:
+            held = held[~np.isin(held[:, 0], table[:, 0])]
+            table = np.insert(table, np.searchsorted(table[:, 0], held[:, 0]), held, 0)
+        empty = np.isnan(table[:, 2 : 2 + len(self.target)]).all(1)
+        stop = max(0, *(np.flatnonzero(~empty)[-1:] + 1), len(table) - self.horizon)
+        self.ahead = table[stop:].copy()
+        table[empty, 1] = 0
+        return table[:stop]
 
-    def _learn(self, Y: Floats, E: Floats, at: Floats, dated: bool) -> tuple[Floats, list[str]]:
-        """Learn rows; returns the forecasts after each, and warnings."""
+    def _learn(self, table: Floats, dated: bool) -> BlockResult:
+        """Learn rows; the predictions are the forecasts after each."""
+        at, lines = table[:, :2].T
+        Y, E = np.split(table[:, 2:], [len(self.target)], axis=1)
         times = None if self.time is None else np.round(at * 1e6).astype("datetime64[us]") if dated else at
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             made = self.forecaster.prequential(Y, E if self.inputs else None, times=times)
-        before = np.vstack([self.next, made[:-1, 0]])
-        there = ~np.isnan(Y - before)
-        total = np.where(there, np.abs(Y - before), 0.0).sum(1)
-        self.trace.add(np.where(there.any(1), np.minimum(total / np.maximum(there.sum(1), 1), 1e300), -1.0))
+        errors = np.abs(Y - np.vstack([self.next, made[:-1, 0]]))
+        known = (~np.isnan(errors)).sum(1)
+        mean = np.minimum(np.nansum(errors, 1) / np.maximum(known, 1), LARGEST_ERROR)
+        self.trace.add(np.where(known, mean, -1.0))
         self.next = made[-1, 0].copy()
         if self.every > 1 and self.known_ahead and 0 < len(self.forecaster.times()) <= len(self.ahead):
             self.next = self.forecaster.predict(X=self.ahead_inputs())[0].copy()
         self.history = np.concatenate([self.history, Y])[-SHOWN * self.horizon :]
-        return made, [str(one.message) for one in caught]
+        filled = lines > 0
+        told = [str(one.message) for one in caught]
+        return BlockResult(lines[filled].astype(np.int64), [*made[filled]], [], told)
 
     def _numbers(self, name: str, column: Column) -> Floats:
         """A column of inputs (n,), or (n, TEXTS) indicators of its texts."""
@@ -134,7 +135,8 @@ class ForecastTable(SeriesOptions):
 
     def ahead_inputs(self) -> Floats | None:
         """The inputs of the rows to forecast, as far as they are known."""
-        return self.ahead[: len(self.forecaster.times())] if self.ahead.size else None
+        inputs = self.ahead[:, 2 + len(self.target) :]
+        return inputs[: len(self.forecaster.times())] if inputs.size else None
 
     def refuse_rows(self, usable: UsableRows, first: bool = False) -> tuple[Floats, bool]:
         """Leave out the rows that cannot be learned; returns the times of all rows, and whether these are dates."""
@@ -172,7 +174,8 @@ class ForecastTable(SeriesOptions):
                 f"{self.time!r} has dates without marks between their parts, as {at[usable.rows[0]]:.0f}: give "
                 f"--date-format {form}, or leave --time out if its numbers count rows"
             )
-        rows, held = usable.rows, self.ahead_at[~np.isin(self.ahead_at, at)]
+        rows, held = usable.rows, self.ahead[:, 0]
+        held = held[~np.isin(held, at)]
         order = np.insert(rows, np.searchsorted(at[rows], held), -1 - np.arange(len(held)))
         times = np.append(at, held[::-1])[order]
         try:
