@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, Field
 from importlib import import_module
 from typing import Any, NoReturn
@@ -46,16 +46,17 @@ class Parser(argparse.ArgumentParser):
         how: dict[str, Any] = {"help": words.replace("%", "%%")}
         if "place" in each.metadata:
             self.usage = f"{self.usage} {each.name.upper()}"
-            self.add_argument(each.name, nargs=None if default is MISSING else "?", type=reader(each), **how)
+            self.add_argument(each.name, nargs=None if default is MISSING else "?", type=each.metadata["read"], **how)
             return
-        how["default"] = argparse.SUPPRESS
         flags = each.metadata.get("names", (flag_of(each.name),))
-        self.flags[flags[0]] = words
+        how["default"] = argparse.SUPPRESS
         if default is False:
-            self.add_argument(*flags, dest=each.name, action="store_true", **how)
+            how["action"] = "store_true"
         else:
-            self.add_argument(*flags, dest=each.name, type=reader(each), metavar="VALUE", **how)
+            how |= {"type": each.metadata.get("read"), "metavar": "VALUE"}
             self.valued |= {*flags}
+        self.flags[flags[0]] = words
+        self.add_argument(*flags, dest=each.name, **how)
 
     def read(self, words: Sequence[str]) -> dict[str, Any]:
         """What was given; a value may begin with a hyphen, as -999."""
@@ -67,18 +68,6 @@ class Parser(argparse.ArgumentParser):
         what, _, words = message.removeprefix("argument ").partition(": ")
         wrong = message.startswith("argument ")  # a value, else the usage
         raise Misuse(f"{what} {words}" if wrong else f"{message}: see {self.prog} --help")
-
-
-def reader(each: Field[Any]) -> Callable[[str], Any]:
-    """The function that reads the value of an option."""
-
-    def read(text: str) -> Any:
-        try:
-            return each.metadata.get("read", str)(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(error) from None
-
-    return read
 
 
 def run(words: Sequence[str]) -> int:

@@ -7,6 +7,7 @@ of how a file is read are fields of `reading.Reading`.
 from __future__ import annotations
 
 import os
+from argparse import ArgumentTypeError
 from collections.abc import Callable
 from dataclasses import KW_ONLY, Field, dataclass, field, fields
 from pathlib import Path
@@ -28,7 +29,7 @@ def whole(least: int) -> Callable[[str], int]:
 
     def read(text: str) -> int:
         if not text.removeprefix("-").isdecimal() or int(text) < least:
-            raise ValueError(f"must be an integer of at least {least}, got {text!r}")
+            raise ArgumentTypeError(f"must be an integer of at least {least}, got {text!r}")
         return int(text)
 
     return read
@@ -57,7 +58,7 @@ def digits(text: str) -> int | str:
     """A number of significant digits, or "all"."""
     if text == "all" or (text.isdecimal() and 1 <= int(text) <= 17):
         return text if text == "all" else int(text)
-    raise ValueError(f"must be a number from 1 to 17, or all, got {text!r}")
+    raise ArgumentTypeError(f"must be a number from 1 to 17, or all, got {text!r}")
 
 
 def path_or_stream(text: str) -> Path | None:
@@ -68,7 +69,7 @@ def path_or_stream(text: str) -> Path | None:
 def path(text: str) -> Path:
     """The path of a file or a folder."""
     if text == "-":
-        raise ValueError("must name a file or a folder, got -, which stands for standard output")
+        raise ArgumentTypeError("must name a file or a folder, got -, which stands for standard output")
     return Path(text)
 
 

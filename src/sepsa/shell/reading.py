@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import shlex
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ def names(text: str) -> tuple[str, ...]:
     try:
         return tuple(next(csv.reader([text]))) if text else ()
     except csv.Error:
-        raise ValueError(
+        raise ArgumentTypeError(
             f"must be a list with commas between, with quotes around a name that has a line break, got {text!r}"
         ) from None
 
