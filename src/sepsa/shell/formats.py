@@ -14,7 +14,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain
@@ -90,17 +90,13 @@ class CsvReader(TextReader):
         reasons = [(i, reason) for i in np.flatnonzero(doubtful) if (reason := self._reason(batch, i)) is not None]
         bad = [batch.bad(i, *reason) for i, reason in reasons if reason]
         places = np.delete(np.arange(len(doubtful)), [i for i, _ in reasons])
-        data = b"".join(batch.record(i) + b"\n" for i in places) if reasons else batch.data
-        columns: dict[str, Column] = {}
-        if len(places):
-            try:
-                columns = self._columns(data, len(places))
-            except pa.ArrowInvalid:  # Arrow divides some record into others than the lexer
-                read = np.array([not fails(self._columns, batch.record(i) + b"\n", 1) for i in places])
-                bad += [batch.bad(i, "the line cannot be read") for i in places[~read]]
-                places = places[read]
-                if len(places):
-                    columns = self._columns(b"".join(batch.record(i) + b"\n" for i in places), len(places))
+        try:
+            columns = self._columns(batch, places)
+        except pa.ArrowInvalid:  # Arrow divides some record into others than the lexer
+            read = np.array([not fails(self._columns, batch, [i]) for i in places])
+            bad += [batch.bad(i, "the line cannot be read") for i in places[~read]]
+            places = places[read]
+            columns = self._columns(batch, places)
         lines = batch.lines[places]
         return RowBlock(columns, lines, lambda i: batch.text(int(places[i])), sorted(bad), self.position())
 
@@ -117,18 +113,20 @@ class CsvReader(TextReader):
             return (f"the line has {cells} cells where the header has {len(self.names)}", cure) if cells else ()
         return self.not_encoded if fails(record.decode) else None
 
-    def _columns(self, data: bytes, rows: int) -> dict[str, Column]:
+    def _columns(self, batch: RecordBatch, places: Sequence[int]) -> dict[str, Column]:
+        """The columns of these records."""
         used = [name for name in self.names if self.reads(name)]
-        if not used:
+        if not used or not len(places):
             return {}
+        whole = len(places) == len(batch.ends)
+        data = batch.data if whole else b"".join(batch.record(i) + b"\n" for i in places)
         try:
             table = self._arrow(data, used, self._texts | self.categorical)
         except pa.ArrowInvalid:  # a text in a column of numbers
             table = self._arrow(data, used, set(used))
-        if table.num_rows != rows:
+        if table.num_rows != len(places):
             raise pa.ArrowInvalid("other rows")
-        [batch] = table.combine_chunks().to_batches()
-        columns = self._read(batch, used, self.categorical)
+        columns = self._read(table.combine_chunks().to_batches()[0], used, self.categorical)
         self._texts = {name for name, column in columns.items() if column.codes is not None or column.times is not None}
         return columns
 
@@ -220,7 +218,7 @@ class ArrowReader(TableReader):
                 file = io.BufferedReader(ChunkFile(iter(source.read, b"")))  # whose reads are not shorter than asked
                 if source.magic.startswith(b"ARROW1"):
                     file.read(8)  # an Arrow file is a stream behind this mark
-                self._file = pa.ipc.open_stream(pa.PythonFile(file, "r"))
+                self._file = pa.ipc.open_stream(file)
                 schema = self._file.schema
         except (pa.ArrowException, OSError) as error:
             raise TableError(f"{self.name} cannot be read: {describe(error)}") from None

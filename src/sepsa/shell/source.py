@@ -118,7 +118,7 @@ def recode(chunks: Iterator[bytes | None], encoding: str, follow: bool, name: st
 def decompress(chunks: Iterator[bytes | None], name: str, zipped: bool) -> Iterator[bytes | None]:
     """Chunks of bounded size, decompressed from gzip or from zstd."""
     file = ChunkFile(chunks)  # Arrow's stream has gzip too, and loses up to a chunk of rows before the cut of a file
-    read = gzip.GzipFile(fileobj=file).read1 if zipped else pa.CompressedInputStream(pa.PythonFile(file), "zstd").read
+    read = gzip.GzipFile(fileobj=file).read1 if zipped else pa.CompressedInputStream(file, "zstd").read
     while True:
         try:
             data = read(CHUNK)
@@ -133,17 +133,13 @@ class ChunkFile(io.RawIOBase):
     """Chunks of bytes behind the interface of a file."""
 
     def __init__(self, chunks: Iterator[bytes | None]) -> None:
-        self._chunks, self._unread = chunks, b""
+        self._chunks, self._unread = (data for data in chunks if data is not None), b""
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._unread:
-            data = next(self._chunks, b"")
-            if data == b"":
-                return 0
-            self._unread = data or b""
-        some, self._unread = self._unread[: len(buffer)], self._unread[len(buffer) :]
+        data = self._unread or next(self._chunks, b"")
+        some, self._unread = data[: len(buffer)], data[len(buffer) :]
         buffer[: len(some)] = some
         return len(some)
