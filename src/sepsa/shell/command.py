@@ -226,7 +226,7 @@ class StreamRun:
 def stream(options: RunOptions, kind: type[StreamRun] = StreamRun) -> int:
     """Learn a table as it comes, by a run of this kind; returns the exit code."""
     with contextlib.ExitStack() as held:
-        return kind(options, held.enter_context(Signals()), held).run()
+        return kind(options, Signals(held), held).run()
 
 
 def predict(options: PredictOptions) -> int:

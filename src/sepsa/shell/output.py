@@ -197,25 +197,18 @@ def error_of(model: TableModel, recent: bool = False) -> str:
 class Signals:
     """A handler of SIGINT and SIGTERM that stops at once before the first block, and later between two blocks."""
 
-    def __init__(self) -> None:
+    def __init__(self, held: contextlib.ExitStack) -> None:
         self.code = 0
         self.at_work = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Signals:
         with contextlib.suppress(ValueError):  # only the main thread may
-            self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
+            for number in (signal.SIGINT, signal.SIGTERM):
+                held.callback(signal.signal, number, signal.signal(number, self._note))
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         again = self.code
         self.code = INTERRUPTED if number == signal.SIGINT else TERMINATED
         if again or not self.at_work:  # a second signal stops at once
             raise SystemExit(self.code)
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
 
 
 class LeftOut:
