@@ -123,13 +123,10 @@ class TableModel(TableOptions):
         self.quarantined += len(usable.bad)
         return result._replace(lines=block.lines[usable.rows], bad=sorted(usable.bad))
 
-    def _inputs(self, block: RowBlock, rows: NDArray[np.intp]) -> dict[str, Column]:
+    def _inputs(self, block: RowBlock, rows: Any = slice(None)) -> dict[str, Column]:
         """The columns that are inputs, at these rows, in the order of their names."""
         ignored = {*self.drop, self.target}
-        columns = {name: column for name, column in sorted(block.columns.items()) if name not in ignored}
-        if len(rows) == len(block):
-            return columns
-        return {name: column.rows(rows) for name, column in columns.items()}
+        return {name: column.rows(rows) for name, column in sorted(block.columns.items()) if name not in ignored}
 
     def _learn(
         self, columns: dict[str, Column], outputs: Names, Y: Floats, asked: Details | None
@@ -175,17 +172,15 @@ class TableModel(TableOptions):
     def refuse_rows(self, usable: UsableRows, learning: bool = True, first: bool = False) -> None:
         """Leave out the rows that cannot be learned, or predicted; `first` in a table."""
         block, absent = usable.block, (f"there is no {self.target!r}", ABSENT)
-        target = block.columns.get(self.target)
-        if learning and target is None:
-            usable.refuse(..., *absent)
-        elif learning and target is not None and self.classify:
+        target = block.column(self.target)
+        if learning and self.classify:
             usable.refuse(~target.is_text, *absent)
-        elif learning and target is not None:
+        elif learning:
             reason = wrong_cell(self.target, target, self.reading, otherwise="add --classify if it is a class")
             usable.refuse(target.is_text | target.is_time, reason, "")
             usable.refuse(np.isnan(target.numbers), *absent)
             usable.refuse(np.isinf(target.numbers), f"{self.target!r} is not finite", NOT_FINITE)
-        for name, column in self._inputs(block, np.arange(len(block))).items():
+        for name, column in self._inputs(block).items():
             usable.refuse(np.isinf(column.numbers), f"{name!r} is not finite", NOT_FINITE)
             kind, *more = self.inputs.cells.get(name, ["text"])
             if more or kind == "text" or (learning and not first):
