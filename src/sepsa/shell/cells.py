@@ -48,12 +48,34 @@ class RowBlock:
     bad: list[BadRow]
     position: Position
 
+    def __post_init__(self) -> None:
+        self.good = np.ones(len(self), bool)  # whether a row can be used
+
     def __len__(self) -> int:
         return len(self.lines)
 
     def column(self, name: str | None) -> Column:
         """A column; where there is none, one of missing values."""
         return self.columns.get(name or "") or Column(np.full(len(self), np.nan))
+
+    def refuse(self, rows: Any, reason: str | Callable[[int], str], cure: str = OTHERWISE) -> None:
+        """Leave out rows, by their numbers or a mask, unless they are already; `reason` may depend on the number."""
+        for i in np.arange(len(self))[rows].tolist():
+            if self.good[i]:
+                said = reason if isinstance(reason, str) else reason(i)
+                self.bad.append(BadRow(int(self.lines[i]), said, self.raw(i), cure))
+                self.good[i] = False
+
+    @property
+    def rows(self) -> NDArray[np.intp]:
+        """The numbers of the rows that can be used."""
+        return np.flatnonzero(self.good)
+
+    def check_first(self) -> None:
+        """Raise an error if cells of a wrong kind come before any row that can be used, or leave none."""
+        wrong = [bad for bad in self.bad if not bad.cure]
+        if wrong and not (self.good.any() and self.lines[self.rows[0]] < min(wrong).line):
+            raise Misuse(f"line {min(wrong).line}: {min(wrong).reason}, or leave the line out")
 
 
 class TableReader:
@@ -91,32 +113,6 @@ class TableReader:
     def share(self) -> float | None:
         """The share of the table that was read; None where its size is not known."""
         raise NotImplementedError
-
-
-class UsableRows:
-    """Which rows of a block can be used, and the others with their reason."""
-
-    def __init__(self, block: RowBlock) -> None:
-        self.block, self.good, self.bad = block, np.ones(len(block), bool), list(block.bad)
-
-    def refuse(self, rows: Any, reason: str | Callable[[int], str], cure: str = OTHERWISE) -> None:
-        """Leave out rows, by their numbers or a mask, unless they are already; `reason` may depend on the number."""
-        for i in np.arange(len(self.block))[rows].tolist():
-            if self.good[i]:
-                said = reason if isinstance(reason, str) else reason(i)
-                self.bad.append(BadRow(int(self.block.lines[i]), said, self.block.raw(i), cure))
-                self.good[i] = False
-
-    @property
-    def rows(self) -> NDArray[np.intp]:
-        """The numbers of the rows that can be used."""
-        return np.flatnonzero(self.good)
-
-    def check_first(self) -> None:
-        """Raise an error if cells of a wrong kind come before any row that can be used, or leave none."""
-        wrong = [bad for bad in self.bad if not bad.cure]
-        if wrong and not (self.good.any() and self.block.lines[self.rows[0]] < min(wrong).line):
-            raise Misuse(f"line {min(wrong).line}: {min(wrong).reason}, or leave the line out")
 
 
 def column_of_arrow(name: str, array: Any, categorical: bool, reading: Reading) -> Column:

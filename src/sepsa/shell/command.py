@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from sepsa.learner.columns.cells import read_cell
-from sepsa.shell.cells import RowBlock, TableError, TableReader, UsableRows
+from sepsa.shell.cells import RowBlock, TableError, TableReader
 from sepsa.shell.formats import open_table
 from sepsa.shell.inspection import load_model, spelled
 from sepsa.shell.messages import FAILED, FINISHED, INTERRUPTED, MISUSED, TERMINATED, Misuse, few, say
@@ -139,9 +139,8 @@ class StreamRun:
 
     def _check_first(self, block: RowBlock) -> None:
         """Raise an error if the first rows show that the table is not read rightly."""
-        usable = UsableRows(block)
-        self.model.refuse_rows(usable, first=True)
-        usable.check_first()
+        self.model.refuse_rows(block, first=True)
+        block.check_first()
 
     def _warn_of_columns(self) -> None:
         if self.table.names is not None and self.model.trace.rows:
@@ -247,7 +246,7 @@ def predict(options: PredictOptions) -> int:
             if block is None:
                 continue
             if predictions is None:
-                model.refuse_rows(UsableRows(block), learning=False, first=True)
+                model.refuse_rows(block, learning=False, first=True)
                 warn_of_columns(table.names or [*block.columns], model)
                 predictions = Predictions(options.predictions, header_of(asked), options.digits)
                 held.callback(predictions.output.close)

@@ -21,7 +21,7 @@ from sepsa.learner.learner import Learner, Names, class_codes, indicators
 from sepsa.learner.memory.parts import Floats
 from sepsa.learner.options import RiverOptions
 from sepsa.learner.stream_learner import StreamLearner
-from sepsa.shell.cells import BadRow, RowBlock, UsableRows
+from sepsa.shell.cells import BadRow, RowBlock
 from sepsa.shell.messages import Misuse
 from sepsa.shell.options import TableOptions
 from sepsa.shell.reading import ABSENT, NOT_FINITE, Reading, wrong_cell
@@ -105,10 +105,9 @@ class TableModel(TableOptions):
 
     def learn(self, block: RowBlock, asked: Details | None = None) -> BlockResult:
         """Predict each row that can be used, then learn it; with `asked`, row by row, which is slower."""
-        usable = UsableRows(block)
-        self.refuse_rows(usable)
+        self.refuse_rows(block)
         result = BlockResult(block.lines[:0], [], [], [])
-        if len(rows := usable.rows):
+        if len(rows := block.rows):
             target, outputs = block.columns[self.target], self.learner.outputs
             Y = target.numbers[rows, None]
             if self.classify:
@@ -116,12 +115,12 @@ class TableModel(TableOptions):
                 texts = [target.texts[code] for code in target.codes[rows].tolist()]
                 outputs, labels = class_codes(outputs, texts, MOST_CLASSES)
                 reason = f"the target has more than {MOST_CLASSES} classes: is it a number, without --classify?"
-                usable.refuse(rows[labels < 0], reason, "")
-                rows, Y = usable.rows, indicators(labels[labels >= 0], len(outputs))
+                block.refuse(rows[labels < 0], reason, "")
+                rows, Y = block.rows, indicators(labels[labels >= 0], len(outputs))
             kept, result = self._learn(self._inputs(block, rows), outputs, Y, asked)
-            usable.refuse(rows[~kept], "the row cannot be learned: its numbers are too large")
-        self.quarantined += len(usable.bad)
-        return result._replace(lines=block.lines[usable.rows], bad=sorted(usable.bad))
+            block.refuse(rows[~kept], "the row cannot be learned: its numbers are too large")
+        self.quarantined += len(block.bad)
+        return result._replace(lines=block.lines[block.rows], bad=sorted(block.bad))
 
     def _inputs(self, block: RowBlock, rows: Any = slice(None)) -> dict[str, Column]:
         """The columns that are inputs, at these rows, in the order of their names."""
@@ -169,19 +168,18 @@ class TableModel(TableOptions):
         classes = [*self.learner.outputs, UNKNOWN]
         return [classes[k] for k in best(scores).tolist()]
 
-    def refuse_rows(self, usable: UsableRows, learning: bool = True, first: bool = False) -> None:
+    def refuse_rows(self, block: RowBlock, learning: bool = True, first: bool = False) -> None:
         """Leave out the rows that cannot be learned, or predicted; `first` in a table."""
-        block, absent = usable.block, (f"there is no {self.target!r}", ABSENT)
-        target = block.column(self.target)
+        target, absent = block.column(self.target), (f"there is no {self.target!r}", ABSENT)
         if learning and self.classify:
-            usable.refuse(~target.is_text, *absent)
+            block.refuse(~target.is_text, *absent)
         elif learning:
             reason = wrong_cell(self.target, target, self.reading, otherwise="add --classify if it is a class")
-            usable.refuse(target.is_text | target.is_time, reason, "")
-            usable.refuse(np.isnan(target.numbers), *absent)
-            usable.refuse(np.isinf(target.numbers), f"{self.target!r} is not finite", NOT_FINITE)
+            block.refuse(target.is_text | target.is_time, reason, "")
+            block.refuse(np.isnan(target.numbers), *absent)
+            block.refuse(np.isinf(target.numbers), f"{self.target!r} is not finite", NOT_FINITE)
         for name, column in self._inputs(block).items():
-            usable.refuse(np.isinf(column.numbers), f"{name!r} is not finite", NOT_FINITE)
+            block.refuse(np.isinf(column.numbers), f"{name!r} is not finite", NOT_FINITE)
             kind, *more = self.inputs.cells.get(name, ["text"])
             if more or kind == "text" or (learning and not first):
                 continue
@@ -190,7 +188,7 @@ class TableModel(TableOptions):
             if first and other.any() and other[column.present].all():
                 raise Misuse(f"line {block.lines[other.argmax()]}: {reason(int(other.argmax()))}")
             if not learning:
-                usable.refuse(other, reason, "")
+                block.refuse(other, reason, "")
 
     # ------------------------------------------------------------------ prediction
 
@@ -198,12 +196,11 @@ class TableModel(TableOptions):
         """Predict the rows that can be used, without learning them."""
         if self.learner.body is None:
             raise ValueError("the model has not learned any row yet and cannot predict")
-        usable = UsableRows(block)
-        self.refuse_rows(usable, learning=False)
-        rows = usable.rows
+        self.refuse_rows(block, learning=False)
+        rows = block.rows
         X = self.inputs.encode(self._inputs(block, rows), len(rows))
         details = [] if asked is None else asked.of_rows(self.learner, X)
-        return BlockResult(block.lines[rows], self._spelled(self.learner.predict(X)), sorted(usable.bad), [], details)
+        return BlockResult(block.lines[rows], self._spelled(self.learner.predict(X)), sorted(block.bad), [], details)
 
     # ------------------------------------------------------------------ saving
 

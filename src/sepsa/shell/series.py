@@ -18,7 +18,7 @@ from sepsa.learner.arithmetic.robust import HUGE
 from sepsa.learner.columns.cells import read_cell, read_date
 from sepsa.learner.columns.reader import Column
 from sepsa.learner.memory.parts import Floats
-from sepsa.shell.cells import RowBlock, UsableRows
+from sepsa.shell.cells import RowBlock
 from sepsa.shell.messages import Misuse
 from sepsa.shell.model import LARGEST_ERROR, BlockResult
 from sepsa.shell.options import SeriesOptions
@@ -62,9 +62,8 @@ class ForecastTable(SeriesOptions):
 
     def learn(self, block: RowBlock, asked: object = None) -> BlockResult:
         """Learn the rows that can be used; the predictions are the forecasts (series, horizon) made after each."""
-        usable = UsableRows(block)
-        at, dated = self.refuse_rows(usable)
-        rows = usable.rows
+        at, dated = self.refuse_rows(block)
+        rows = block.rows
         lines, result = block.lines[rows], BlockResult(block.lines[:0], [], [], [])
         if len(rows):
             targets = (block.column(name).numbers[rows] for name in self.target)
@@ -74,8 +73,8 @@ class ForecastTable(SeriesOptions):
                 table = self._hold(table)
             if len(table):
                 result = self._learn(table, dated)
-        self.quarantined += len(usable.bad)
-        return result._replace(bad=sorted(usable.bad))
+        self.quarantined += len(block.bad)
+        return result._replace(bad=sorted(block.bad))
 
     def _hold(self, table: Floats) -> Floats:
         """Rows to learn now, with those held back before unless there is another of their time.
@@ -138,20 +137,19 @@ class ForecastTable(SeriesOptions):
         inputs = self.ahead[:, 2 + len(self.target) :]
         return inputs[: len(self.forecaster.times())] if inputs.size else None
 
-    def refuse_rows(self, usable: UsableRows, first: bool = False) -> tuple[Floats, bool]:
+    def refuse_rows(self, block: RowBlock, first: bool = False) -> tuple[Floats, bool]:
         """Leave out the rows that cannot be learned; returns the times of all rows, and whether these are dates."""
-        block = usable.block
         for name in (*self.target, *self.inputs):
             column = block.column(name)
             reason, texts = wrong_cell(name, column, self.reading), column.is_text
             if name in self.texts or (name in self.inputs and not self.forecaster.rows and self._are_names(column)):
                 texts[:] = False
-            usable.refuse(np.abs(column.numbers) > HUGE, f"{name!r} is not finite", NOT_FINITE)
-            usable.refuse(texts | column.is_time, reason, "")
+            block.refuse(np.abs(column.numbers) > HUGE, f"{name!r} is not finite", NOT_FINITE)
+            block.refuse(texts | column.is_time, reason, "")
         if self.time is None:
             return np.zeros(len(block)), False
         at, dated = self.times(block)
-        self._refuse_times(usable, at, dated)
+        self._refuse_times(block, at, dated)
         return at, dated
 
     def _are_names(self, column: Column) -> bool:
@@ -160,21 +158,21 @@ class ForecastTable(SeriesOptions):
         cures = (cure_of(text, self.reading, otherwise="none") for text in texts)
         return bool(np.isnan(column.numbers).all()) and all(cure == "none" for cure in cures)
 
-    def _refuse_times(self, usable: UsableRows, at: Floats, dated: bool) -> None:
+    def _refuse_times(self, block: RowBlock, at: Floats, dated: bool) -> None:
         """Leave out the rows whose time cannot follow the rows before."""
         clock, learned = self.forecaster.clock(), self.forecaster.rows
-        column, form = usable.block.column(self.time), self.reading.date_format
+        column, form = block.column(self.time), self.reading.date_format
         said = "a date as 2026-01-31" if form is None else f"in the --date-format {form}"
-        usable.refuse(~column.present, f"there is no {self.time!r}", ABSENT)
+        block.refuse(~column.present, f"there is no {self.time!r}", ABSENT)
         more = {"kind": "date", "otherwise": "give --date-format, as %d.%m.%Y %H:%M"}
         no_time = wrong_cell(str(self.time), column, self.reading, f"which is not {said}", **more)
-        usable.refuse(np.isnan(at), no_time, "")
-        if not dated and learned < 2 and (form := integer_dates(np.append(clock.first, at[usable.rows][:100]))):
+        block.refuse(np.isnan(at), no_time, "")
+        if not dated and learned < 2 and (form := integer_dates(np.append(clock.first, at[block.rows][:100]))):
             raise Misuse(
-                f"{self.time!r} has dates without marks between their parts, as {at[usable.rows[0]]:.0f}: give "
+                f"{self.time!r} has dates without marks between their parts, as {at[block.rows[0]]:.0f}: give "
                 f"--date-format {form}, or leave --time out if its numbers count rows"
             )
-        rows, held = usable.rows, self.ahead[:, 0]
+        rows, held = block.rows, self.ahead[:, 0]
         held = held[~np.isin(held, at)]
         order = np.insert(rows, np.searchsorted(at[rows], held), -1 - np.arange(len(held)))
         times = np.append(at, held[::-1])[order]
@@ -183,21 +181,16 @@ class ForecastTable(SeriesOptions):
             if len(times):
                 clock.find(times)
         except ValueError as error:
-            self._refuse_time(usable, rows, error)
+            refuse_time(block, rows, error)
             return
         for i, time in zip(order.tolist(), times.tolist(), strict=True):
             trial = copy(clock)
             try:
                 trial.place(time, learned)
             except ValueError as error:
-                self._refuse_time(usable, [i] if i >= 0 else [], error)
+                refuse_time(block, [i] if i >= 0 else [], error)
                 continue
             clock, learned = trial, learned + 1
-
-    def _refuse_time(self, usable: UsableRows, rows: Any, error: ValueError) -> None:
-        """Leave out rows whose times the clock refuses."""
-        reason, _, cure = str(error).replace("step=", "--step ").partition(": ")
-        usable.refuse(rows, reason, cure)
 
     def times(self, block: RowBlock) -> tuple[Floats, bool]:
         """The times of a block in seconds, NaN where there is none, and whether they are dates."""
@@ -248,6 +241,12 @@ class ForecastTable(SeriesOptions):
         new = unsealed("state", state_dict, {*OWN, "forecaster", "trace"})
         self.forecaster.load_state_dict(new["forecaster"])
         vars(self).update(deepcopy({name: new[name] for name in OWN}), trace=ErrorTrace(**deepcopy(new["trace"])))
+
+
+def refuse_time(block: RowBlock, rows: Any, error: ValueError) -> None:
+    """Leave out rows whose times the clock refuses."""
+    reason, _, cure = str(error).replace("step=", "--step ").partition(": ")
+    block.refuse(rows, reason, cure)
 
 
 def date_of(text: str, date_format: str) -> float:
