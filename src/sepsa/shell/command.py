@@ -65,7 +65,7 @@ class StreamRun:
         else:
             with wrong_options():
                 self.model = self.new_model(**options.settings, **options.reading)
-        self.asked = self._asked()
+        self.asked = check_details(options, self.model) if isinstance(options, DetailOptions) else None
         self.table = open_read(options.source, held, self.model, follow=options.follow, resume=position.get("table"))
         self._check_columns()
         self.position = position.get("table")
@@ -74,9 +74,9 @@ class StreamRun:
             self.position = None
             self._warn_of_columns()
         self.predictions = self._open_predictions(position.get("predictions"))
-        held.callback(self.predictions.output.close)
+        held.callback(self.predictions.close)
         self.quarantine = Output(files["--quarantine"], "line,reason,text\n", position.get("quarantine"), lazy=True)
-        self.outputs = {"predictions": self.predictions.output, "quarantine": self.quarantine}
+        self.outputs = {"predictions": self.predictions, "quarantine": self.quarantine}
         held.callback(self.quarantine.close)
         self.saved_at = time.monotonic()
         self.started = False  # whether a row was read
@@ -115,10 +115,6 @@ class StreamRun:
                     "or give another --checkpoint"
                 )
         return model, position
-
-    def _asked(self) -> Details | None:
-        """What is written beside each prediction."""
-        return check_details(self.options, self.model)
 
     def _check_columns(self) -> None:
         """Set which columns the reader drops and reads as texts; refuse names that the table does not have."""
@@ -159,7 +155,7 @@ class StreamRun:
         self.position = self._position(block)
         for text in result.warnings:
             self.line.say(text)
-        self.predictions.write(result)
+        self.predictions.add(result)
         aside = csv.writer(self.quarantine, lineterminator="\n")
         aside.writerows([bad.line, bad.reason, bad.text.replace("\0", "\\0")] for bad in result.bad)
         self.left_out.add(result, "quarantined", self.line.say)
@@ -173,7 +169,7 @@ class StreamRun:
         return block.position
 
     def _idle(self) -> None:
-        self.predictions.output.flush()
+        self.predictions.flush()
         if self.unsaved and time.monotonic() - self.saved_at > IDLE:
             self.save()
         self.line.show()
@@ -181,10 +177,10 @@ class StreamRun:
     def save(self) -> None:
         """Sync the files, then write a checkpoint, if there is one to write."""
         path = self.options.checkpoint
-        position = {name: [str(output.path), output.sync()] for name, output in self.outputs.items()}
+        files = {name: [str(output.path), output.sync()] for name, output in self.outputs.items()}
+        position = {"table": self.position, **files}
         if path is not None and (self.unsaved or not path.exists()):
-            place = {"table": self.position, **position}
-            save_locked(self.model, self.target, place, self.options.keep, self.options.force)
+            save_locked(self.model, self.target, position, self.options.keep, self.options.force)
         self.unsaved, self.saved_at = 0, time.monotonic()
 
     def _summary(self, code: int, seconds: float) -> int:
@@ -249,12 +245,12 @@ def predict(options: PredictOptions) -> int:
                 model.refuse_rows(block, learning=False, first=True)
                 warn_of_columns(table.names or [*block.columns], model)
                 predictions = Predictions(options.predictions, header_of(asked), options.digits)
-                held.callback(predictions.output.close)
+                held.callback(predictions.close)
             result = model.predict(block, asked)
-            predictions.write(result)
+            predictions.add(result)
             left_out.add(result, "not predicted")
         if predictions is not None:
-            predictions.output.sync()
+            predictions.sync()
     rows, lost = left_out.used, left_out.lost
     if not rows and not lost:
         say(f"{name_of(options.source)} holds no rows")

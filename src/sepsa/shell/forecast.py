@@ -25,10 +25,10 @@ def forecast(options: ForecastOptions) -> int:
 class ForecastFile(Predictions):
     """A CSV file with the forecasts made after each row; nothing where there is none."""
 
-    def write(self, result: BlockResult) -> None:
+    def add(self, result: BlockResult) -> None:
         if not self.printed:
             made_of = (",".join(map(self.spell, made.ravel().tolist())) for made in result.predictions)
-            self.output.write("".join(map("{},{}\n".format, result.lines.tolist(), made_of)))
+            self.write("".join(map("{},{}\n".format, result.lines.tolist(), made_of)))
 
 
 class ForecastRun(StreamRun):
@@ -36,9 +36,6 @@ class ForecastRun(StreamRun):
 
     kind = "sepsa forecast"
     new_model = ForecastTable
-
-    def _asked(self) -> None:
-        """A forecast has intervals already."""
 
     def _open_predictions(self, recorded: Any) -> ForecastFile:
         if self.options.predictions is not None and self.model.every > 1 and self.model.known_ahead:

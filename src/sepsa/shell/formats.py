@@ -30,7 +30,7 @@ from sepsa.learner.columns.cells import MISSING
 from sepsa.learner.columns.reader import Column, column_of_objects
 from sepsa.shell.cells import Position, RowBlock, TableError, TableReader, fails
 from sepsa.shell.messages import describe
-from sepsa.shell.reading import Reading, drop_of, encoding_cure
+from sepsa.shell.reading import Reading, drop_of
 from sepsa.shell.records import KEPT, NOT_CLOSED, RecordBatch, TextReader
 from sepsa.shell.source import BINARY, ByteSource, ChunkFile
 
@@ -55,7 +55,7 @@ class CsvReader(TextReader):
 
     names: list[str]
 
-    def __init__(self, source: ByteSource, reading: Reading, resume: Position | None) -> None:
+    def __init__(self, source: ByteSource, reading: Reading, resume: Position) -> None:
         start = source.peek()
         if start[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in start[:8]:
             cure = f"give --encoding utf-16 if it is a text in UTF-16. {READS}"
@@ -78,8 +78,7 @@ class CsvReader(TextReader):
         try:
             text = batch.record(0).decode("utf-8-sig")
         except UnicodeDecodeError:
-            encoding = self.source.encoding
-            raise TableError(f"{name} is not in {encoding}: {encoding_cure(encoding)}") from None
+            raise TableError(f"{name} is not in {self.source.encoding}: {self.not_encoded[1]}") from None
         cells = next(csv.reader([text], delimiter=self.separator))
         return check_names([cell.strip() or f"column {i + 1}" for i, cell in enumerate(cells)], name)
 
@@ -98,7 +97,7 @@ class CsvReader(TextReader):
             places = places[read]
             columns = self._columns(batch, places)
         lines = batch.lines[places]
-        return RowBlock(columns, lines, lambda i: batch.text(int(places[i])), sorted(bad), self.position())
+        return RowBlock(columns, lines, lambda i: batch.text(places[i]), sorted(bad), self.position())
 
     def _reason(self, batch: RecordBatch, i: Any) -> tuple[str, ...] | None:
         """Why record i cannot be read, and the cure; empty for a blank line, None where it can be read."""
@@ -152,7 +151,7 @@ class JsonLinesReader(TextReader):
 
     batch = ROWS
 
-    def __init__(self, source: ByteSource, reading: Reading, resume: Position | None) -> None:
+    def __init__(self, source: ByteSource, reading: Reading, resume: Position) -> None:
         super().__init__(source, reading)
         if source.peek().lstrip().startswith(b"["):
             raise TableError(f"{source.name} is one JSON array: write one object a line, as jq -c '.[]' does")
@@ -202,24 +201,25 @@ class ArrowReader(TableReader):
     """A Parquet file, or an Arrow file or stream."""
 
     def __init__(
-        self, path: Path | None, source: ByteSource, held: ExitStack, reading: Reading, resume: Position | None
+        self, path: Path | None, source: ByteSource, held: ExitStack, reading: Reading, resume: Position
     ) -> None:
         super().__init__(reading)
-        self.name = source.name
+        self.name, self._rows = source.name, 0  # of the file, where its index says so
         try:
             if source.magic.startswith(b"PAR1"):
                 if path is None:
                     raise TableError(
                         "Parquet cannot be read from standard input, its index is at its end: give the file"
                     )
-                self._file: Any = held.enter_context(pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 16))
-                schema = self._file.schema_arrow
+                table = held.enter_context(pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 16))
+                schema, self._rows = table.schema_arrow, table.metadata.num_rows
+                self._batches: Any = partial(table.iter_batches, ROWS, use_threads=False)
             else:
                 file = io.BufferedReader(ChunkFile(iter(source.read, b"")))  # whose reads are not shorter than asked
                 if source.magic.startswith(b"ARROW1"):
                     file.read(8)  # an Arrow file is a stream behind this mark
-                self._file = pa.ipc.open_stream(file)
-                schema = self._file.schema
+                stream = pa.ipc.open_stream(file)
+                schema, self._batches = stream.schema, lambda columns: stream
         except (pa.ArrowException, OSError) as error:
             raise TableError(f"{self.name} cannot be read: {describe(error)}") from None
         self.names = check_names(list(schema.names), self.name)
@@ -231,42 +231,35 @@ class ArrowReader(TableReader):
                 end.seek(max(0, end.tell() - KEPT))
                 identity.update(end.read())  # the index of a Parquet or Arrow file
         self._identity = identity.hexdigest()
-        known = resume or {}
-        self.resumed = known.get("table") == self._identity
-        self._row = int(known["row"]) if self.resumed else 0
+        self.resumed = resume.get("table") == self._identity
+        self._row = int(resume["row"]) if self.resumed else 0
 
     def _blocks(self) -> Iterator[RowBlock | None]:
         used = [name for name in self.names or () if self.reads(name)]
+        skip = self._row  # to read these takes a hundredth of learning them
         try:
-            for batch in self._batches(used):
-                columns = self._read(batch, used, self.categorical | self._named)
-                lines = np.arange(self._row + 1, self._row + 1 + len(batch))
-                self._row += len(batch)
-                yield RowBlock(columns, lines, partial(text_of_row, batch), [], self.position())
+            for batch in self._batches(columns=used):
+                first = min(skip, len(batch))
+                skip -= first
+                for start in range(first, len(batch), ROWS):
+                    yield self._block(batch.slice(start, ROWS), used)
         except (pa.ArrowException, OSError) as error:
             raise TableError(f"{self.name} cannot be read behind row {self._row}: {describe(error)}") from None
+
+    def _block(self, batch: Any, used: list[str]) -> RowBlock:
+        def text(i: int) -> str:
+            return json.dumps(batch.slice(i, 1).to_pylist()[0], default=str)[:1000]
+
+        columns = self._read(batch, used, self.categorical | self._named)
+        self._row += len(batch)
+        lines = np.arange(self._row - len(batch), self._row) + 1
+        return RowBlock(columns, lines, text, [], self.position())
 
     def position(self, line: int | None = None) -> Position:
         return {"table": self._identity, "row": self._row if line is None else line - 1}
 
     def share(self) -> float | None:
-        rows = self._file.metadata.num_rows if isinstance(self._file, pq.ParquetFile) else 0
-        return self._row / rows if rows else None
-
-    def _batches(self, used: list[str]) -> Iterator[Any]:
-        """Record batches from row `self._row` on; reading those before takes a hundredth of learning them."""
-        skip = self._row
-        parquet = isinstance(self._file, pq.ParquetFile)
-        for batch in self._file.iter_batches(ROWS, columns=used, use_threads=False) if parquet else self._file:
-            first = min(skip, len(batch))
-            skip -= first
-            for start in range(first, len(batch), ROWS):
-                yield batch.slice(start, ROWS)
-
-
-def text_of_row(batch: Any, i: int) -> str:
-    """The first 1000 characters of a row of Arrow's, as JSON."""
-    return json.dumps(batch.slice(i, 1).to_pylist()[0], default=str)[:1000]
+        return self._row / self._rows if self._rows else None
 
 
 def open_table(
@@ -281,18 +274,18 @@ def open_table(
 
     The file's first bytes tell the format; JSON lines begin with a brace. `held` closes the files that were opened.
     """
-    source = ByteSource(path, held, follow, reading.encoding)
+    source, place = ByteSource(path, held, follow, reading.encoding), resume or {}
     if source.magic.startswith(BINARY):
         if follow:
             raise TableError(f"--follow needs CSV or JSON lines, and {source.name} is neither")
-        return ArrowReader(path, source, held, reading, resume)
+        return ArrowReader(path, source, held, reading, place)
     kind = next((kind for first, kind in KINDS.items() if source.magic.startswith(first)), None)
     if kind:
         cure = "save the sheet as CSV" if "workbook" in kind else "convert or unpack it"
         raise TableError(f"{source.name} is {kind}: {cure}. {READS}")
     if source.peek().lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
-        return JsonLinesReader(source, reading, resume)
-    return CsvReader(source, reading, resume)
+        return JsonLinesReader(source, reading, place)
+    return CsvReader(source, reading, place)
 
 
 def find_separator(header: str) -> str:

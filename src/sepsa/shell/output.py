@@ -89,21 +89,21 @@ class Output:
                 self._file.close()
 
 
-class Predictions:
+class Predictions(Output):
     """Where predictions go: a CSV file with the line of each row, or standard output with a line for each row."""
 
     def __init__(self, path: Path | None, header: str, digits: int | str | None, recorded: Any = None) -> None:
         self.printed, self.spell = path is None, speller(digits, path is None)
-        self.output = Output(path or Path(os.devnull), header, recorded, lazy=self.printed)
+        super().__init__(path or Path(os.devnull), header, recorded, lazy=self.printed)
         if self.printed:
             check_stdout("name a file by --predictions")
 
-    def write(self, result: BlockResult) -> None:
+    def add(self, result: BlockResult) -> None:
         """Write the predictions of a block; a bad row is left out of a file, and an empty line of standard output."""
         lines = cells(result, self.spell)
         if not self.printed:
             pairs = zip(result.lines.tolist(), lines, strict=True)
-            self.output.write("".join(["%d,%s\n" % pair for pair in pairs]))  # noqa: UP031  # a third faster than format
+            self.write("".join(["%d,%s\n" % pair for pair in pairs]))  # noqa: UP031  # a third faster than format
             return
         if result.bad:
             rows = [*zip(result.lines.tolist(), lines, strict=True), *((bad.line, "") for bad in result.bad)]

@@ -118,12 +118,6 @@ NOT_FINITE = "give --na-values if such a number is a missing value"
 ABSENT = "name a column that has values, or remove these rows"
 
 
-def encoding_cure(name: str) -> str:
-    """What to do about a text that is not in this encoding."""
-    other = "cp1250, or convert it, as iconv -f cp1250 -t utf-8 does" if name == UTF_8 else UTF_8
-    return f"give its encoding, such as --encoding {other}"
-
-
 SETTINGS = [each.name for each in fields(Reading)]
 
 

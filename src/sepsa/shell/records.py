@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sepsa.shell.cells import OTHERWISE, BadRow, Position, RowBlock, TableError, TableReader
-from sepsa.shell.reading import Reading, encoding_cure
+from sepsa.shell.reading import UTF_8, Reading
 from sepsa.shell.source import ByteSource
 
 LONGEST = 8 << 20  # bytes of a record, beyond which a line break or a quote must be missing
@@ -46,7 +46,9 @@ class TextReader(TableReader):
     @property
     def not_encoded(self) -> tuple[str, str]:
         """Why a record cannot be read that is not in the encoding, and the cure."""
-        return f"the line is not in {self.source.encoding}", encoding_cure(self.source.encoding)
+        encoding = self.source.encoding
+        other = "cp1250, or convert it, as iconv -f cp1250 -t utf-8 does" if encoding == UTF_8 else UTF_8
+        return f"the line is not in {encoding}", f"give its encoding, such as --encoding {other}"
 
     def _blocks(self) -> Iterator[RowBlock | None]:
         for number, batch in enumerate(self.batches(self.batch)):
@@ -78,21 +80,17 @@ class TextReader(TableReader):
             behind = int(ends[-1] - ends[np.searchsorted(self._batch.lines, line)])
         offset, last = self.offset - behind, self._last[: len(self._last) - behind][-KEPT:]
         first = self._first[:offset]
-        return {
-            "offset": offset,
-            "line": self.line if line is None else line,
-            "head": [len(first), hashlib.sha256(first).hexdigest()],
-            "tail": [len(last), hashlib.sha256(last).hexdigest()],
-        }
+        line = self.line if line is None else line
+        return {"offset": offset, "line": line, "head": mark(first), "tail": mark(last)}
 
-    def resume(self, position: Position | None) -> bool:
+    def resume(self, position: Position) -> bool:
         """Continue at a position; False, and nothing is read, where it is none of this table, by its first bytes."""
-        if position is None or "offset" not in position:
+        if "offset" not in position:
             return False
-        length, digest = position["head"]
+        length = position["head"][0]
         while len(self._first) + len(self._buffer) < length and not self._ended:
             self._fill()
-        if hashlib.sha256((self._first + self._buffer)[:length]).hexdigest() != digest:
+        if mark((self._first + self._buffer)[:length]) != position["head"]:
             return False
         while (rest := position["offset"] - self.offset) > 0:  # to read takes a hundredth of learning
             if not self._buffer and self._ended:
@@ -100,8 +98,7 @@ class TextReader(TableReader):
             if not self._buffer:
                 self._fill()
             self._pass(rest, 0)
-        length, digest = position["tail"]
-        if hashlib.sha256(self._last[len(self._last) - length :]).hexdigest() != digest:
+        if mark(self._last[len(self._last) - position["tail"][0] :]) != position["tail"]:
             raise self._changed(f"has changed before line {position['line']}, where the checkpoint was")
         self.line = position["line"]
         if self._last[-1:] not in (b"", b"\r", b"\n"):
@@ -176,6 +173,11 @@ class RecordBatch(NamedTuple):
     def bad(self, i: Any, reason: str, cure: str = OTHERWISE) -> BadRow:
         """Record i, which cannot be read."""
         return BadRow(int(self.lines[i]), reason, self.text(i), cure)
+
+
+def mark(data: bytes) -> list[Any]:
+    """What identifies bytes: how many they are, and their hash."""
+    return [len(data), hashlib.sha256(data).hexdigest()]
 
 
 def lex(data: bytes, separator: str, at_end: bool, most: int) -> RecordBatch:

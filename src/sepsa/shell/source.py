@@ -47,16 +47,16 @@ class ByteSource:
                 break
         self.magic = start[:8]
         self._chunks: Iterator[bytes | None] = itertools.chain([start], self._raw())
-        self.compressed = start.startswith((GZIP, ZSTD))
-        if self.compressed:
+        compressed = start.startswith((GZIP, ZSTD))
+        if compressed:
             self._chunks = decompress(self._chunks, self.name, start.startswith(GZIP))
-        if self.compressed and follow:
+        if compressed and follow:
             raise TableError(f"--follow needs a plain file, and {self.name} is compressed")
         self.encoding, encoded = encoding, encoding != UTF_8 and not start.startswith(BINARY)
         self.is_utf8 = encoded and is_utf8(self.peek())  # though another encoding is given
         if encoded:
             self._chunks = recode(self._chunks, encoding, follow, self.name)
-        plain = path is not None and not (follow or self.compressed or encoded)
+        plain = path is not None and not (follow or compressed or encoded)
         self.size = (plain and os.fstat(self._file.fileno()).st_size) or None  # bytes, where they can be known
 
     def _raw(self) -> Iterator[bytes | None]:
