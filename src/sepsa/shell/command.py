@@ -72,7 +72,8 @@ class StreamRun:
         if position and not self.table.resumed:
             say("this is another table than the checkpoint's: learning goes on with it, from its first row")
             self.position = None
-            self._warn_of_columns()
+            if isinstance(self.model, TableModel) and self.table.names is not None and self.model.trace.rows:
+                warn_of_columns(self.table.names, self.model, "learned from here on")
         self.predictions = self._open_predictions(position.get("predictions"))
         held.callback(self.predictions.close)
         self.quarantine = Output(files["--quarantine"], "line,reason,text\n", position.get("quarantine"), lazy=True)
@@ -137,10 +138,6 @@ class StreamRun:
         """Raise an error if the first rows show that the table is not read rightly."""
         self.model.refuse_rows(block, first=True)
         block.check_first()
-
-    def _warn_of_columns(self) -> None:
-        if self.table.names is not None and self.model.trace.rows:
-            warn_of_columns(self.table.names, self.model, "learned from here on")
 
     def _open_predictions(self, recorded: Any) -> Predictions:
         return Predictions(self.options.predictions, header_of(self.asked), self.options.digits, recorded)

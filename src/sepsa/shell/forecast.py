@@ -11,7 +11,8 @@ from sepsa.shell.command import StreamRun, check_names, stream
 from sepsa.shell.messages import NEWEST_FIRST, Misuse, print_text, say
 from sepsa.shell.model import BlockResult
 from sepsa.shell.options import ForecastOptions
-from sepsa.shell.output import Predictions, quote, speller
+from sepsa.shell.output import Predictions, speller
+from sepsa.shell.reading import quote
 from sepsa.shell.records import TextReader
 from sepsa.shell.series import ForecastTable
 from sepsa.shell.source import name_of
@@ -59,9 +60,6 @@ class ForecastRun(StreamRun):
             said = f"line {block.lines[there[i + 1]]} is earlier than line {block.lines[there[i]]}"
             cure = f"sort it by {self.model.time!r}, oldest first"
             raise Misuse(f"{name_of(self.options.source)} is newest first ({said}): {cure}", NEWEST_FIRST)
-
-    def _warn_of_columns(self) -> None:
-        """Columns that are not named are not read."""
 
     def _check_columns(self) -> None:
         model = self.model

@@ -17,6 +17,7 @@ from typing import Any, TextIO
 from sepsa.shell.cells import TableError
 from sepsa.shell.messages import INTERRUPTED, LEFT_OUT, TERMINATED, Misuse, check_stdout, duration, print_text, say
 from sepsa.shell.model import BlockResult, Details, TableModel
+from sepsa.shell.reading import quote
 from sepsa.states.output import is_device
 
 REFRESH = 0.5  # seconds between two running lines in a terminal
@@ -94,7 +95,7 @@ class Predictions(Output):
 
     def __init__(self, path: Path | None, header: str, digits: int | str | None, recorded: Any = None) -> None:
         self.printed, self.spell = path is None, speller(digits, path is None)
-        super().__init__(path or Path(os.devnull), header, recorded, lazy=self.printed)
+        super().__init__(path or Path(os.devnull), header, recorded)
         if self.printed:
             check_stdout("name a file by --predictions")
 
@@ -146,11 +147,6 @@ def cells(result: BlockResult, spell: Callable[[float], str]) -> list[str]:
         rounded = ({name: float(spell(share)) for name, share in shares.items()} for shares in result.details)
         ends = ["," + quote(json.dumps(shares)) for shares in rounded]
     return list(map(add, lines, ends)) if ends else lines
-
-
-def quote(text: str) -> str:
-    """A text as a CSV cell."""
-    return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\r\n') else text
 
 
 class RunningLine:

@@ -107,19 +107,13 @@ def of_stream(model: TableModel) -> dict[str, Any]:
 def of_forecast(model: ForecastTable) -> dict[str, Any]:
     """The charts of the page of `sepsa forecast`."""
     made, known = model.forecaster.predict(X=model.ahead_inputs(), quantiles=(0.05, 0.1, 0.25, 0.75, 0.9, 0.95))
-    q05, q10, q25, q75, q90, q95 = known.values()
-    bands = ((q05, q95), (q10, q90), (q25, q75))
-    return {
-        "charts": [
-            (name, fan_chart(model.history[:, j], made[:, j], [(low[:, j], high[:, j]) for low, high in bands]))
-            for j, name in enumerate(model.target)
-        ],
-    }
+    parts = zip(model.target, model.history.T, made.T, np.stack([*known.values()]).T, strict=True)
+    return {"charts": [(name, fan_chart(*of_series)) for name, *of_series in parts]}
 
 
-def fan_chart(past: Any, made: Any, bands: list[Any]) -> dict[str, Any]:
-    """Past values, forecasts and their intervals over the rows after the last one: the chart, its lines and bands."""
-    values = np.concatenate([past, made, *map(np.ravel, bands)])
+def fan_chart(past: Any, made: Any, quantiles: Any) -> dict[str, Any]:
+    """Past values, forecasts and their quantiles (h, 6) over the rows after the last: the chart, lines and bands."""
+    values = np.concatenate([past, made, quantiles.ravel()])
     values = values[np.isfinite(values)] if np.isfinite(values).any() else np.zeros(1)
     low, rows, ahead = float(values.min()), np.arange(1 - len(past), 1), np.arange(1, 1 + len(made))
     chart = Chart((min(rows[0], 0), max(len(made), 1)), (low, low + max(float(np.ptp(values)), 1e-12) * 1.04))
@@ -129,5 +123,5 @@ def fan_chart(past: Any, made: Any, bands: list[Any]) -> dict[str, Any]:
         "chart": chart,
         "past": chart.line(rows, past),
         "made": chart.line(np.append(rows[last], ahead), np.append(past[last], made)),
-        "bands": [chart.line(around, np.append(low, high[::-1])) for low, high in bands],
+        "bands": [chart.line(around, np.append(quantiles[:, i], quantiles[::-1, -1 - i])) for i in range(3)],
     }

@@ -108,10 +108,14 @@ def wrong_cell(
     return reason
 
 
+def quote(text: str) -> str:
+    """A text as a CSV cell."""
+    return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\r\n') else text
+
+
 def drop_of(column: str) -> str:
     """How a column is left out."""
-    cell = '"' + column.replace('"', '""') + '"' if any(mark in column for mark in ',"\r\n') else column
-    return f"leave it out by --drop {shlex.quote(cell[:100])}"
+    return f"leave it out by --drop {shlex.quote(quote(column)[:100])}"
 
 
 NOT_FINITE = "give --na-values if such a number is a missing value"
