@@ -51,15 +51,6 @@ def minima(cells, out):
 
 
 @called
-def least(cells, column, columns):
-    """The least number of one column of cells (rows x columns,)."""
-    low = NONE
-    for at in range(column, cells.size, columns):
-        low = min(low, cells[at])
-    return low
-
-
-@called
 def gain_of(low, high):
     """The factor of an input of this range in differences; 0 where it is constant."""
     return np.float32(1.0 / (high - low) if low < high else 0.0)
@@ -101,9 +92,10 @@ def find_nearest(model, found):
         for top in range(TOPS):
             low = min(low, tops[top])
         at = low & (PLACES - 1)
+        lane, top = at % LANES, at % TOPS
         places[k], keys[at] = at, NONE
-        lanes[at % LANES] = least(keys, at % LANES, LANES)
-        tops[at % TOPS] = least(lanes, at % TOPS, TOPS)
+        minima(keys[lane::LANES], lanes[lane : lane + 1])
+        minima(lanes[top::TOPS], tops[top : top + 1])
 
 
 @kernel

@@ -103,16 +103,17 @@ def take_residuals(model, first, stop):
     values, leaves = parts.VALUES(model)[growth.tree], parts.LEAF_OF_ROW(model)[growth.tree]
     residuals, largest, heaviest = packed.view(np.float64), growth.residual, growth.weight
     i = (growth.first + first) % packed.size
-    for p in range(first, stop):
+    begin, end = np.uint64(first), np.uint64(stop)
+    for p in range(begin, end):
         order[p] = i
         residuals[i] = 0.0
         i = i + 1 if i + 1 < packed.size else 0
     for k in range(direction.size):
         if direction[k] != 0.0:
-            for p in range(np.uint64(first), np.uint64(stop)):
+            for p in range(begin, end):
                 j = order[p]
                 residuals[j] += direction[k] * residual(Y, F, values, leaves, j, np.uint64(k))
-    for p in range(np.uint64(first), np.uint64(stop)):
+    for p in range(begin, end):
         j = order[p]
         residuals[j] *= weights[j]
         largest, heaviest = max(largest, abs(residuals[j])), max(heaviest, weights[j])
@@ -293,8 +294,7 @@ def divide_leaf(model, left):
     lower = divide(order, others, codes[j], code, start, growth.left, start + first, start + stop)
     growth.cursor, growth.left = stop, lower
     if stop == rows:
-        for p in range(rows - lower):
-            order[start + lower + p] = others[p]
+        copy(others[: rows - lower], order[start + lower :])
         node = new - 1
         inputs, thresholds, children = parts.views("SPLIT_INPUTS SPLIT_THRESHOLDS CHILDREN", model)
         inputs[trees, node], parts.CUTS(model)[node] = j, code
@@ -344,18 +344,19 @@ def fill_leaf(model, left):
     start, rows, old, leaves = starts[leaf], sizes[leaf], values[growth.tree], parts.LEAF_OF_ROW(model)[growth.tree]
     new, rate = values[size.trees(model), leaf], size.rate(model) / 1000.0
     stop = min(rows, first + 1 + left // (2 * MOVE))
+    begin, end = np.uint64(start + first), np.uint64(start + stop)
     growth.cursor = stop
     if growth.phase == COLLECT:
         if first == 0:
             counts[leaf] = SHRINK
             fill(new, 0.0)
         total = 0.0
-        for p in range(np.uint64(start + first), np.uint64(start + stop)):
+        for p in range(begin, end):
             total += weights[order[p]]
         counts[leaf] += total
         for k in range(np.uint64(new.size)):
             total = 0.0
-            for p in range(np.uint64(start + first), np.uint64(start + stop)):
+            for p in range(begin, end):
                 i = order[p]
                 total += weights[i] * residual(Y, F, old, leaves, i, k)
             new[k] += total
@@ -364,7 +365,7 @@ def fill_leaf(model, left):
                 new[k] *= rate / counts[leaf]
             growth.phase, growth.cursor = UPDATE, 0
     else:
-        for p in range(np.uint64(start + first), np.uint64(start + stop)):
+        for p in range(begin, end):
             i = order[p]
             for k in range(np.uint64(new.size)):
                 F[i, k] += new[k] - old[leaves[i], k]
