@@ -239,6 +239,13 @@ def test_numbers_stay_numbers_unless_they_are_dates_without_marks_between(cells,
     assert rows_of(result.stdout)[0]["time"] == expected
 
 
+def test_a_constant_series_has_a_page_whatever_its_size(tmp_path):
+    for value in (0, 7, 1e9):
+        (tmp_path / "t.csv").write_text("a\n" + f"{value}\n" * 60)
+        run(tmp_path / "t.csv", "--target", "a", "--horizon", 2, "--report", tmp_path / "page.html")
+        assert (tmp_path / "page.html").read_text().count("<polyline") == 2
+
+
 def test_names_are_quoted(tmp_path):
     source, name = tmp_path / "t.csv", 'flow "north"'
     body = "".join(f"{math.sin(i):.3f}\n" for i in range(40))

@@ -84,6 +84,8 @@ class TableReader:
     names: list[str] | None = None  # of the columns; None where each row names its own
     resumed = False  # whether the blocks begin at the checkpoint's position
     is_utf8 = False  # whether it seems to be, though it is read in another encoding
+    done = 0  # bytes or rows that were read,
+    size: int | None = None  # and there are, where that is known
 
     def __init__(self, reading: Reading) -> None:
         self.reading = reading
@@ -112,7 +114,7 @@ class TableReader:
 
     def share(self) -> float | None:
         """The share of the table that was read; None where its size is not known."""
-        raise NotImplementedError
+        return min(self.done / self.size, 1.0) if self.size else None
 
 
 def column_of_arrow(name: str, array: Any, categorical: bool, reading: Reading) -> Column:

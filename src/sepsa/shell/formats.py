@@ -35,7 +35,7 @@ from sepsa.shell.records import KEPT, NOT_CLOSED, RecordBatch, TextReader
 from sepsa.shell.source import BINARY, ByteSource, ChunkFile
 
 ROWS = 8192  # of a block, where rows are counted
-SEPARATORS = ",;\t|"
+SEPARATORS = ",;\t|"  # the most frequent one of the header is taken, the first where there is none
 READS = "sepsa reads CSV and JSON lines (plain, gzip or zstd), Parquet and Arrow"
 # What other files begin with, and what they are.
 KINDS = {
@@ -61,7 +61,8 @@ class CsvReader(TextReader):
             cure = f"give --encoding utf-16 if it is a text in UTF-16. {READS}"
             raise TableError(f"{source.name} is not {source.encoding} text: {cure}")
         line = re.split(rb"[\r\n]", start.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n"), maxsplit=1)[0]
-        super().__init__(source, reading, reading.sep or find_separator(line.decode(errors="replace")))
+        bare = re.sub(r'"[^"]*"', "", line.decode(errors="replace"))
+        super().__init__(source, reading, reading.sep or max(SEPARATORS, key=bare.count))
         self.names = self._read_header()
         self.resumed = self.resume(resume)
         self._texts: set[str] = set()  # the columns with texts or dates in the previous block
@@ -204,7 +205,7 @@ class ArrowReader(TableReader):
         self, path: Path | None, source: ByteSource, held: ExitStack, reading: Reading, resume: Position
     ) -> None:
         super().__init__(reading)
-        self.name, self._rows = source.name, 0  # of the file, where its index says so
+        self.name = source.name
         try:
             if source.magic.startswith(b"PAR1"):
                 if path is None:
@@ -212,7 +213,7 @@ class ArrowReader(TableReader):
                         "Parquet cannot be read from standard input, its index is at its end: give the file"
                     )
                 table = held.enter_context(pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 16))
-                schema, self._rows = table.schema_arrow, table.metadata.num_rows
+                schema, self.size = table.schema_arrow, table.metadata.num_rows
                 self._batches: Any = partial(table.iter_batches, ROWS, use_threads=False)
             else:
                 file = io.BufferedReader(ChunkFile(iter(source.read, b"")))  # whose reads are not shorter than asked
@@ -232,11 +233,11 @@ class ArrowReader(TableReader):
                 identity.update(end.read())  # the index of a Parquet or Arrow file
         self._identity = identity.hexdigest()
         self.resumed = resume.get("table") == self._identity
-        self._row = int(resume["row"]) if self.resumed else 0
+        self.done = int(resume["row"]) if self.resumed else 0
 
     def _blocks(self) -> Iterator[RowBlock | None]:
         used = [name for name in self.names or () if self.reads(name)]
-        skip = self._row  # to read these takes a hundredth of learning them
+        skip = self.done  # to read these takes a hundredth of learning them
         try:
             for batch in self._batches(columns=used):
                 first = min(skip, len(batch))
@@ -244,22 +245,19 @@ class ArrowReader(TableReader):
                 for start in range(first, len(batch), ROWS):
                     yield self._block(batch.slice(start, ROWS), used)
         except (pa.ArrowException, OSError) as error:
-            raise TableError(f"{self.name} cannot be read behind row {self._row}: {describe(error)}") from None
+            raise TableError(f"{self.name} cannot be read behind row {self.done}: {describe(error)}") from None
 
     def _block(self, batch: Any, used: list[str]) -> RowBlock:
         def text(i: int) -> str:
             return json.dumps(batch.slice(i, 1).to_pylist()[0], default=str)[:1000]
 
         columns = self._read(batch, used, self.categorical | self._named)
-        self._row += len(batch)
-        lines = np.arange(self._row - len(batch), self._row) + 1
+        self.done += len(batch)
+        lines = np.arange(self.done - len(batch), self.done) + 1
         return RowBlock(columns, lines, text, [], self.position())
 
     def position(self, line: int | None = None) -> Position:
-        return {"table": self._identity, "row": self._row if line is None else line - 1}
-
-    def share(self) -> float | None:
-        return self._row / self._rows if self._rows else None
+        return {"table": self._identity, "row": self.done if line is None else line - 1}
 
 
 def open_table(
@@ -286,12 +284,6 @@ def open_table(
     if source.peek().lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
         return JsonLinesReader(source, reading, place)
     return CsvReader(source, reading, place)
-
-
-def find_separator(header: str) -> str:
-    """The separator that is most frequent in the header; a comma where there is none."""
-    bare = re.sub(r'"[^"]*"', "", header)
-    return max(SEPARATORS, key=bare.count)
 
 
 def check_names(names: list[str], table: str) -> list[str]:

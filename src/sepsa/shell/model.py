@@ -194,8 +194,6 @@ class TableModel(TableOptions):
 
     def predict(self, block: RowBlock, asked: Details | None = None) -> BlockResult:
         """Predict the rows that can be used, without learning them."""
-        if self.learner.body is None:
-            raise ValueError("the model has not learned any row yet and cannot predict")
         self.refuse_rows(block, learning=False)
         rows = block.rows
         X = self.inputs.encode(self._inputs(block, rows), len(rows))

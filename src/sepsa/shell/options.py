@@ -50,8 +50,8 @@ def periods(text: str) -> float | str | tuple[float | str, ...]:
 
 def limits(text: str) -> tuple[float | str | None, ...]:
     """Least and largest value with a comma between, None for one left out; a single number is the least."""
-    parts = text.split(",") if "," in text else [text, ""]
-    return tuple(number(part) if part.strip() else None for part in parts) if text else ()
+    least, _, most = text.partition(",")
+    return tuple(number(part) if part.strip() else None for part in (least, most)) if text else ()
 
 
 def digits(text: str) -> int | str:

@@ -116,7 +116,8 @@ def fan_chart(past: Any, made: Any, quantiles: Any) -> dict[str, Any]:
     values = np.concatenate([past, made, quantiles.ravel()])
     values = values[np.isfinite(values)] if np.isfinite(values).any() else np.zeros(1)
     low, rows, ahead = float(values.min()), np.arange(1 - len(past), 1), np.arange(1, 1 + len(made))
-    chart = Chart((min(rows[0], 0), max(len(made), 1)), (low, low + max(float(np.ptp(values)), 1e-12) * 1.04))
+    span = max(float(np.ptp(values)), 1e-12, 1e-12 * abs(low))  # of a constant series too
+    chart = Chart((min(rows[0], 0), max(len(made), 1)), (low, low + span * 1.04))
     last = np.flatnonzero(~np.isnan(past))[-1:]  # the forecasts are joined to the last value
     around = np.append(ahead, ahead[::-1])
     return {

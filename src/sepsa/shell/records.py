@@ -37,7 +37,7 @@ class TextReader(TableReader):
     def __init__(self, source: ByteSource, reading: Reading, separator: str = "") -> None:
         super().__init__(reading)
         self.source, self.separator, self.is_utf8 = source, separator, source.is_utf8
-        self.offset, self.line = 0, 1  # of the next record
+        self.size, self.line = source.size, 1  # the line of the next record
         self._first = self._last = b""  # the file's first bytes, and the last batch with some bytes before it
         self._buffer = b""
         self._ended = False
@@ -68,17 +68,13 @@ class TextReader(TableReader):
     def _block(self, batch: RecordBatch) -> RowBlock:
         raise NotImplementedError
 
-    def share(self) -> float | None:
-        size = self.source.size
-        return None if size is None else min(self.offset / size, 1.0)
-
     def position(self, line: int | None = None) -> Position:
         """Where the next record begins, or that of a line in the last batch, and hashes that identify the table."""
         behind = 0  # bytes of the last batch from this line on
         if line is not None and self._batch is not None:
             ends = np.append(0, self._batch.ends)
             behind = int(ends[-1] - ends[np.searchsorted(self._batch.lines, line)])
-        offset, last = self.offset - behind, self._last[: len(self._last) - behind][-KEPT:]
+        offset, last = self.done - behind, self._last[: len(self._last) - behind][-KEPT:]
         first = self._first[:offset]
         line = self.line if line is None else line
         return {"offset": offset, "line": line, "head": mark(first), "tail": mark(last)}
@@ -92,7 +88,7 @@ class TextReader(TableReader):
             self._fill()
         if mark((self._first + self._buffer)[:length]) != position["head"]:
             return False
-        while (rest := position["offset"] - self.offset) > 0:  # to read takes a hundredth of learning
+        while (rest := position["offset"] - self.done) > 0:  # to read takes a hundredth of learning
             if not self._buffer and self._ended:
                 raise self._changed(f"ends before line {position['line']}, where the checkpoint was")
             if not self._buffer:
@@ -132,7 +128,7 @@ class TextReader(TableReader):
         if len(self._first) < KEPT:
             self._first += data[: KEPT - len(self._first)]
         self._last = self._last[-KEPT:] + data
-        self.offset += len(data)
+        self.done += len(data)
         self.line += lines
         return data
 
