@@ -217,7 +217,7 @@ def restore_ridge(model, h, count):
             learn_row(U, D, W, energy, unit[:p], j, e, r, b[:p])
             unit[j] = 0.0
         ridge_left[j] = numbers.ridge
-        numbers.cursor = j + 1 if j + 1 < p else 0
+        numbers.cursor = (j + 1) % p
 
 
 @inlined
@@ -288,24 +288,19 @@ def follow_rows(model, rows, leverage):
         parts.WIDEN(model)[i] = widen
         if weights[i] <= 0.0:
             continue
-        far = 1 if weights[i] > omegas[i] else 0
+        far = weights[i] > omegas[i]
         for k in range(0 if size.classes(model) else size.outputs(model)):  # indicators are bounded: no limit
             off = target(model, i, k) - out[i, k]
             limit = plausible_error(error, k)
-            if abs(off) > FAR * limit:
-                far += 1
+            far = far or abs(off) > FAR * limit
             plausible = out[i, k] + clipped(off, limit)
             if bounds[k, 0] > bounds[k, 1]:
                 bounds[k, 0], bounds[k, 1] = plausible, plausible
             bounds[k, 0], bounds[k, 1] = min(bounds[k, 0], plausible), max(bounds[k, 1], plausible)
             follow_errors(error, error_run, k, abs(off), widen)
         counts.rows += 1
-        if far > 0:
-            counts.outliers += 1
-        if counts.weight > 0.0:
-            counts.weight += FOLLOW_WEIGHT * (omegas[i] - counts.weight)
-        else:
-            counts.weight = omegas[i]
+        counts.outliers += 1 if far else 0
+        counts.weight += (FOLLOW_WEIGHT if counts.weight > 0.0 else 1.0) * (omegas[i] - counts.weight)
 
 
 @kernel

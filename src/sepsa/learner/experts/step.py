@@ -122,7 +122,8 @@ def bound(model, i):
                 z[j] = wide[j] = 1.0 if x[j] > mean[j] else -1.0
     share, trust, weight = min(of_network.SHARE(model)[i], heaviest), 1.0, given.WEIGHT(model)[i]
     if not size.robust(model):
-        counts.first_weight = counts.first_weight if counts.first_weight > 0.0 else weight
+        if counts.first_weight == 0.0:
+            counts.first_weight = weight
         share = min(weight / counts.first_weight, heaviest)
     for k in range(y.size):
         y[k] = clipped(target[k] * unit[k], FARTHEST)
@@ -198,10 +199,8 @@ def learn_row(model, i):
 @called
 def calibrate_row(model, i):
     """Add row i to the losses by which scores become probabilities."""
-    weight = given.WEIGHT(model)[i]
-    if weight > 0.0:
-        losses, p, discount = of_network.CALIBRATION(model), of_network.P(model), given.OPTIONS(model).calibration
-        calibrate(losses, given.OUT(model)[i], largest(given.Y(model)[i]), weight, discount, p)
+    (losses, p), discount = of_network.views("CALIBRATION P", model), given.OPTIONS(model).calibration
+    calibrate(losses, given.OUT(model)[i], largest(given.Y(model)[i]), given.WEIGHT(model)[i], discount, p)
 
 
 @kernel
@@ -223,9 +222,9 @@ def learn(model, n):
         for i in range(rows):
             if several:
                 answer_row(model, i)
-            if total > 0.0 and size.classes(model):
+            if weights[i] > 0.0 and size.classes(model):
                 calibrate_row(model, i)
-            if several and weights[i] > 0.0:
+            if weights[i] > 0.0 and several:
                 learn_row(model, i)
         advance(model, rows)
         at += rows
