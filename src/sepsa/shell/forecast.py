@@ -50,8 +50,6 @@ class ForecastRun(StreamRun):
 
     def _check_first(self, block: RowBlock) -> None:
         super()._check_first(block)
-        if self.model.time is None:
-            return
         at, _ = self.model.times(block)
         there = np.flatnonzero(~np.isnan(at))
         apart = np.diff(at[there])

@@ -186,7 +186,7 @@ class TableCommand(Command):
     digits: int | str | None = option(
         None, "Significant digits of written numbers, or all; else 6 of printed ones, and all in a file.", read=digits
     )
-    saved: ClassVar[Any] = None  # has the options of the model
+    saved: ClassVar[tuple[Field[Any], ...]] = ()  # the options of the model
 
     def __init__(self, source: Path | None = None, **given: Any) -> None:
         self.source = source
@@ -197,7 +197,7 @@ class TableCommand(Command):
 
     @classmethod
     def declared(cls) -> list[Field[Any]]:
-        return [*(fields(cls.saved) if cls.saved else ()), *super().declared(), *fields(Reading)]
+        return [*cls.saved, *super().declared(), *fields(Reading)]
 
 
 @dataclass(init=False)
@@ -239,14 +239,14 @@ class RunOptions(TableCommand):
 class StreamOptions(RunOptions, DetailOptions):
     """Predict each row of a table as it comes, then learn it. Text becomes indicators, an empty cell is missing."""
 
-    runs, saved = "command.stream", TableOptions
+    runs, saved = "command.stream", fields(TableOptions)
 
 
 @dataclass(init=False)
 class ForecastOptions(RunOptions):
     """Forecast columns of a table, learning each row as it comes; prints the forecast after the last row."""
 
-    runs, saved = "forecast.forecast", SeriesOptions
+    runs, saved = "forecast.forecast", fields(SeriesOptions)
     predictions: Path | None = option(None, "A .csv for the forecasts made after each row.", read=path)
     report: Path | None = option(None, "An .html page with the forecasts as fan charts.", read=path)
     quarantine: Path | None = option(Path(os.devnull), "A .csv for rows that cannot be used.", read=path)

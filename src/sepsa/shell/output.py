@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from operator import add, itemgetter
 from pathlib import Path
 from types import FrameType
@@ -101,16 +102,12 @@ class Predictions(Output):
 
     def add(self, result: BlockResult) -> None:
         """Write the predictions of a block; a bad row is left out of a file, and an empty line of standard output."""
-        lines = cells(result, self.spell)
-        if not self.printed:
-            pairs = zip(result.lines.tolist(), lines, strict=True)
-            self.write("".join(["%d,%s\n" % pair for pair in pairs]))  # noqa: UP031  # a third faster than format
-            return
-        if result.bad:
-            rows = [*zip(result.lines.tolist(), lines, strict=True), *((bad.line, "") for bad in result.bad)]
-            lines = [text for _, text in sorted(rows, key=lambda row: row[0])]
-        if lines:
-            print_text("\n".join(lines) + "\n")
+        rows = [*zip(result.lines.tolist(), cells(result, self.spell), strict=True)]
+        if self.printed:
+            rows += [(bad.line, "") for bad in result.bad]
+            print_text("".join(f"{text}\n" for _, text in sorted(rows, key=itemgetter(0))))
+        else:
+            self.write("".join(["%d,%s\n" % row for row in rows]))  # noqa: UP031  # a third faster than format
 
 
 def header_of(asked: Details | None) -> str:
@@ -142,8 +139,7 @@ def cells(result: BlockResult, spell: Callable[[float], str]) -> list[str]:
         lines = list(map(spell, values))
         ends = [f",{spell(low)},{spell(high)}" if low == low else ",," for low, high in result.details]
     else:
-        quoted = {value: quote(value) for value in set(values)}
-        lines = [quoted[value] for value in values]
+        lines = list(map(cache(quote), values))
         rounded = ({name: float(spell(share)) for name, share in shares.items()} for shares in result.details)
         ends = ["," + quote(json.dumps(shares)) for shares in rounded]
     return list(map(add, lines, ends)) if ends else lines

@@ -146,10 +146,9 @@ class ForecastTable(SeriesOptions):
                 texts[:] = False
             block.refuse(np.abs(column.numbers) > HUGE, f"{name!r} is not finite", NOT_FINITE)
             block.refuse(texts | column.is_time, reason, "")
-        if self.time is None:
-            return np.zeros(len(block)), False
         at, dated = self.times(block)
-        self._refuse_times(block, at, dated)
+        if self.time is not None:
+            self._refuse_times(block, at, dated)
         return at, dated
 
     def _are_names(self, column: Column) -> bool:
@@ -193,7 +192,9 @@ class ForecastTable(SeriesOptions):
             clock, learned = trial, learned + 1
 
     def times(self, block: RowBlock) -> tuple[Floats, bool]:
-        """The times of a block in seconds, NaN where there is none, and whether they are dates."""
+        """The times of a block in seconds, NaN where there is none, and whether they are dates; 0 without a column."""
+        if self.time is None:
+            return np.zeros(len(block)), False
         column, given = block.column(self.time), self.reading.date_format
         if given is None:
             return (column.numbers if column.times is None else column.times), column.times is not None

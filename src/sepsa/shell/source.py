@@ -119,14 +119,11 @@ def decompress(chunks: Iterator[bytes | None], name: str, zipped: bool) -> Itera
     """Chunks of bounded size, decompressed from gzip or from zstd."""
     file = ChunkFile(chunks)  # Arrow's stream has gzip too, and loses up to a chunk of rows before the cut of a file
     read = gzip.GzipFile(fileobj=file).read1 if zipped else pa.CompressedInputStream(file, "zstd").read
-    while True:
-        try:
-            data = read(CHUNK)
-        except (OSError, EOFError, zlib.error) as error:
-            raise TableError(f"{name} is damaged or cut short and cannot be decompressed: {error}") from None
-        if not data:
-            return
-        yield data
+    try:
+        while data := read(CHUNK):
+            yield data
+    except (OSError, EOFError, zlib.error) as error:
+        raise TableError(f"{name} is damaged or cut short and cannot be decompressed: {error}") from None
 
 
 class ChunkFile(io.RawIOBase):
