@@ -14,7 +14,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain
@@ -113,8 +113,8 @@ class CsvReader(TextReader):
             return (f"the line has {cells} cells where the header has {len(self.names)}", cure) if cells else ()
         return self.not_encoded if fails(record.decode) else None
 
-    def _columns(self, batch: RecordBatch, places: Sequence[int]) -> dict[str, Column]:
-        """The columns of these records."""
+    def _columns(self, batch: RecordBatch, places: Any) -> dict[str, Column]:
+        """The columns of the records with these numbers."""
         used = [name for name in self.names if self.reads(name)]
         if not used or not len(places):
             return {}
