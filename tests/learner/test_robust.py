@@ -96,13 +96,14 @@ def test_an_input_rescaled_changes_no_prediction_of_a_linear_head(g):
     X, y = np.random.default_rng(0).standard_normal((2, 200, 3))
     engine = Engine(3, 3, (), loss="huber", forgetting="auto")
     engine.learn(X, y)
-    before = engine.predict_with_leverage(X)
+    before, now = np.empty((2, len(X)))
+    predictions = engine.predict(X, before)
     own = up if g > 1 else down
     workspace = np.zeros(engine.memory.layout.workspace)
     kernels_of(engine._core).run(CALL(code.address(own)), workspace, X[:1], None, None, y[:1])
     assert engine.memory("SCALE", "network").tolist() == [1.0, 1 / g, 1.0]
-    for one, other in zip(engine.predict_with_leverage(X), before, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-9)
+    np.testing.assert_allclose(engine.predict(X, now), predictions, rtol=1e-9)
+    np.testing.assert_allclose(now, before, rtol=1e-9)
 
 
 def test_cosines_and_gelu_are_exact_to_float32():

@@ -26,7 +26,7 @@ from sepsa.learner.columns.reader import Column
 from sepsa.learner.learner import Learner, Names
 from sepsa.learner.memory.parts import Floats
 from sepsa.learner.options import Options, body_of, of_estimator
-from sepsa.learner.rows import dense, row_parts
+from sepsa.learner.rows import dense
 from sepsa.learner.scales import order_of_columns
 from sepsa.learner.stream_learner import TELL, WARM_UP, NewInput, StreamLearner
 from sepsa.learner.table_fit import batch_fit
@@ -218,9 +218,6 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
             if columns is not None:
                 return check_array(self._learner.inputs.encode(columns, len(X)), **NUMBERS)
             return validate_data(self, X, reset=False, accept_sparse="csr", **NUMBERS)
-
-    def _predict(self, X: ArrayLike) -> Floats:
-        return np.concatenate([self._learner.body.predict(part) for _, part in row_parts(self._check_rows(X))])
 
     def _check_data(
         self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None, **checks: bool

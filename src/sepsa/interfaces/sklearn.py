@@ -32,7 +32,7 @@ from sepsa.learner.calibration import arrived, follow, label_probabilities, no_l
 from sepsa.learner.learner import Names, class_codes, indicators
 from sepsa.learner.memory.parts import Floats
 from sepsa.learner.options import ClassifierOptions
-from sepsa.learner.rows import dense, row_parts
+from sepsa.learner.rows import dense
 from sepsa.states.objects import rebuilt_as
 from sepsa.validation import not_negative, one_of
 
@@ -160,10 +160,9 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
             Predictions of the shape of `y` in `fit`, or a pair of such arrays: mean and standard deviation.
         """
         if not return_std:
-            return self._shaped(self._predict(X))
-        parts = [self._learner.body.predict_with_deviation(part) for _, part in row_parts(self._check_rows(X))]
-        mean, std = (self._shaped(np.concatenate(part)) for part in zip(*parts, strict=True))
-        return mean, std
+            return self._shaped(self._learner.predict(self._check_rows(X)))
+        mean, std = self._learner.body.predict_with_deviation(self._check_rows(X))
+        return self._shaped(mean), self._shaped(std)
 
     def _check(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> tuple[Any, Floats, Floats]:
         given = np.asarray(y)
@@ -382,7 +381,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         return log_proba[..., 1] - log_proba[..., 0] if log_proba.shape[-1] == 2 else log_proba
 
     def _scores(self, X: ArrayLike) -> Floats:
-        return self._predict(X)[:, self._columns]  # raises NotFittedError before `_columns` is missed
+        return self._learner.predict(self._check_rows(X))[:, self._columns]
 
     def _probabilities(self, X: ArrayLike) -> Floats:
         """The probabilities (n, classes); those (n, labels, 2) of 0 and of 1 for multilabel targets."""

@@ -108,7 +108,7 @@ class Learner(NamedTuple):
                 before[first, : made.shape[1]] = made
         return self._replace(body=body, **known), before
 
-    def predict(self, X: Floats) -> Floats:
+    def predict(self, X: Any) -> Floats:
         """The scores (n, outputs)."""
         return np.zeros((len(X), len(self.outputs))) if self.body is None else self.body.predict(X)
 

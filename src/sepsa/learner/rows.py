@@ -20,9 +20,12 @@ def dense(X: Any) -> Floats:
 def row_parts(X: Any, multiple: int = 1) -> Iterator[tuple[slice, Floats]]:
     """Which rows of X, and these as a dense array: all at once, or of a sparse matrix a `multiple` of rows each."""
     n, d = X.shape
-    count = n if isinstance(X, np.ndarray) else max(1, NUMBERS // max(d, 1) // multiple) * multiple
-    for start in range(0, n, max(count, 1)):
-        yield slice(start, start + count), dense(X[start : start + count])
+    if isinstance(X, np.ndarray):
+        yield slice(0, n), X
+        return
+    count = max(1, NUMBERS // d // multiple) * multiple
+    for start in range(0, n, count):
+        yield slice(start, start + count), X[start : start + count].toarray()
 
 
 def column_parts(X: Any) -> Iterator[Floats]:

@@ -329,16 +329,24 @@ class StreamLearner:
 
     # ------------------------------------------------------------------ prediction
 
-    def predict(self, X: Floats) -> Floats:
-        """The predictions (n, outputs)."""
-        return self.engine.predict(self._in_order(X)) + self.offset
+    def predict(self, X: Any, leverage: Floats | None = None) -> Floats:
+        """The predictions (n, outputs) for rows, dense or sparse; fills `leverage` (n,) with φᵀBφ."""
+        parts = [
+            self.engine.predict(self._in_order(part), None if leverage is None else leverage[some])
+            for some, part in row_parts(X)
+        ]
+        return np.concatenate(parts) + self.offset
 
-    def predict_with_leverage(self, X: Floats) -> tuple[Floats, Floats]:
-        """The predictions (n, outputs) and φᵀBφ (n,)."""
-        mean, leverage = self.engine.predict_with_leverage(self._in_order(X))
-        return mean + self.offset, leverage
+    def predict_with_leverage(self, X: Any) -> tuple[Floats, Floats]:
+        """The predictions (n, outputs) and φᵀBφ (n,), by which the variance of a prediction exceeds the noise's."""
+        leverage = np.empty(X.shape[0])
+        return self.predict(X, leverage), leverage
 
-    def predict_with_deviation(self, X: Floats) -> tuple[Floats, Floats]:
+    def answers(self, X: Any) -> Floats:
+        """The answers (n, experts, outputs) of all experts to rows, dense or sparse, in deviations of the outputs."""
+        return np.concatenate([self.engine.answers(part) for _, part in row_parts(X)])
+
+    def predict_with_deviation(self, X: Any) -> tuple[Floats, Floats]:
         """The predictions (n, outputs), and the deviations √(σ² (1 + φᵀBφ)) of targets about them."""
         mean, leverage = self.predict_with_leverage(X)
         return mean, np.sqrt(self.noise_variance() * (1 + leverage)[:, None])

@@ -315,11 +315,6 @@ class Engine:
             self.learn(row.x, row.y, row.weight)  # raises NotFinite
         core.buffers.append(row)
 
-    def predict_with_leverage(self, X: Floats) -> tuple[Floats, Floats]:
-        """The predictions (n, outputs) and φᵀBφ (n,), by which the variance of a prediction exceeds the noise's."""
-        leverage = np.empty(len(X))
-        return self.predict(X, leverage), leverage
-
     def predict_row(self, x: Sequence[float]) -> list[float]:
         """The prediction for one row, without allocating arrays; threads may call it at the same time."""
         core = self._core

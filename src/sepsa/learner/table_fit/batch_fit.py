@@ -61,6 +61,7 @@ BATCHES = (8, 32)
 Fold = NDArray[np.intp]  # numbers of rows
 NewLearner = Callable[[int], StreamLearner]  # from a seed
 Draws = tuple[int, list[Fold]]  # the seed of one learner's training, and the order of the rows in each pass
+Trainer = Callable[["Job", Draws, threading.Event], StreamLearner]  # `train` or `teach`
 
 
 class Table(NamedTuple):
@@ -189,7 +190,7 @@ def best_trial(job: Job, experts: list[StreamLearner] | None, trials: list[int])
     for passes in trials:
         mine = job._replace(passes=passes)
         try:
-            networks = train_members(mine)
+            networks = trained(mine, mine.folds, passes, train)
         except NotFinite:
             if best is None:
                 raise
@@ -218,13 +219,13 @@ def rows_left_out(job: Job, learners: list[StreamLearner]) -> Table:
         return rest
     nearest = []
     for learner, fold in zip(learners, job.folds, strict=True):
-        for some, part in row_parts(job.table.X[fold]):
-            each = learner.predict(part)[:, None]
-            if job.new_mixture is not None:
-                unit = np.sqrt(learner.engine.memory("GAIN", "network"))
-                each = learner.engine.answers(part) * reciprocal(unit) + learner.offset
-            near = np.abs(each - job.table.Y[fold][some, None]).argmin(1)
-            nearest.append(np.take_along_axis(each, near[:, None], 1)[:, 0])
+        X, Y, _ = job.table.rows(fold)
+        if job.new_mixture is None:
+            nearest.append(learner.predict(X))
+            continue
+        each = learner.answers(X) * reciprocal(np.sqrt(learner.engine.memory("GAIN", "network"))) + learner.offset
+        near = np.abs(each - Y[:, None]).argmin(1)
+        nearest.append(np.take_along_axis(each, near[:, None], 1)[:, 0])
     return Table(rest.X, *plausible(rest.Y, rest.weight, np.concatenate(nearest)))
 
 
@@ -232,9 +233,7 @@ def judged(job: Job, experts: list[StreamLearner] | None, networks: list[StreamL
     """What networks, with `experts` if given, predict of the rows that each left out."""
     folds = job.folds
     parts = [
-        network.predict_with_leverage(part)
-        for network, fold in zip(networks, folds, strict=True)
-        for _, part in row_parts(job.table.X[fold])
+        network.predict_with_leverage(job.table.X[fold]) for network, fold in zip(networks, folds, strict=True)
     ]
     alone, leverages = (np.concatenate(part) for part in zip(*parts, strict=True))
     means, mixture = alone, None
@@ -261,48 +260,18 @@ def batch_size(rows: int) -> int:
     return min(most, max(least, 1 << (rows // 32 + 1).bit_length() - 1))
 
 
-def train_members(job: Job) -> list[StreamLearner]:
-    """Networks that leave out a fold each, trained on all other rows."""
-    draws = [job.drawn(fold, job.passes) for fold in job.folds]
+def trained(job: Job, folds: Sequence[Fold], passes: int, one: Trainer) -> list[StreamLearner]:
+    """Learners that leave out a fold each, trained by `one`, in threads: the kernels release the interpreter's lock."""
+    draws, stop = [job.drawn(fold, passes) for fold in folds], threading.Event()
 
-    def member(k: int, stop: threading.Event) -> StreamLearner:
-        mine = job._replace(table=job.table.without(job.folds[k]), verbose=job.verbose and k == 0)
-        return train(mine, draws[k], stop)
+    def member(k: int) -> StreamLearner:
+        mine = job._replace(table=job.table.without(folds[k]), verbose=job.verbose and k == 0)
+        return one(mine, draws[k], stop)
 
-    return in_threads(member, len(draws), job.threads)
-
-
-def teach_experts(job: Job, folds: list[Fold]) -> list[StreamLearner]:
-    """Learners whose experts have learned all rows but a fold in passes of random order; they need a network."""
-    draws = [job.drawn(fold, 2 if len(job.table.Y) < MANY else 1) for fold in folds]
-
-    def member(k: int, stop: threading.Event) -> StreamLearner:
-        (seed, orders), rest = draws[k], job.table.without(folds[k])
-        assert job.new_mixture is not None
-        learner = job.new_mixture(seed)
-        learner.fit_scales(*rest)
-        X, Y, weight = rest.rows(np.concatenate(orders))
-        before = np.empty_like(Y)  # the predictions before a row was learned
-        for some, part in row_parts(X, learner.engine.batch_size):
-            if stop.is_set():
-                return learner
-            before[some] = learner.learn(part, Y[some], weight[some])
-        if job.robust:
-            first = np.argsort(orders[0])
-            rest = Table(rest.X, *plausible(rest.Y, rest.weight, before[first]))
-        learner.fit_experts(*rest)
-        return learner
-
-    return in_threads(member, len(folds), job.threads)
-
-
-def in_threads(job: Callable[[int, threading.Event], StreamLearner], count: int, threads: int) -> list[StreamLearner]:
-    """The results of a job for 0 to count - 1, in threads: the kernels release the interpreter's lock."""
-    stop = threading.Event()
-    if threads == 1 or count <= 1:
-        return [job(k, stop) for k in range(count)]
-    with ThreadPoolExecutor(min(threads, count)) as pool:
-        futures = [pool.submit(job, k, stop) for k in range(count)]
+    if job.threads == 1 or len(folds) == 1:
+        return [member(k) for k in range(len(folds))]
+    with ThreadPoolExecutor(min(job.threads, len(folds))) as pool:
+        futures = [pool.submit(member, k) for k in range(len(folds))]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
         finally:
@@ -313,14 +282,38 @@ def in_threads(job: Callable[[int, threading.Event], StreamLearner], count: int,
 
 def trained_on_all(job: Job) -> list[StreamLearner]:
     """One learner trained on all rows, in a list."""
-    none: Fold = np.empty(0, np.intp)
-    network = train(job, job.drawn(none, job.passes))
-    members = [network] if job.new_mixture is None else teach_experts(job, [none])
-    take_networks(members, [network])
+    all_rows: list[Fold] = [np.empty(0, np.intp)]
+    networks = trained(job, all_rows, job.passes, train)
+    members = networks if job.new_mixture is None else teach_experts(job, all_rows)
+    take_networks(members, networks)
     return members
 
 
-def train(job: Job, draws: Draws, stop: threading.Event | None = None) -> StreamLearner:
+def teach_experts(job: Job, folds: Sequence[Fold]) -> list[StreamLearner]:
+    """Learners whose experts have learned all rows but a fold in passes of random order; they need a network."""
+    return trained(job, folds, 2 if len(job.table.Y) < MANY else 1, teach)
+
+
+def teach(job: Job, draws: Draws, stop: threading.Event) -> StreamLearner:
+    """A learner whose experts have learned the table in passes, each in another order; unfinished where `stop` is set."""
+    (seed, orders), table = draws, job.table
+    assert job.new_mixture is not None
+    learner = job.new_mixture(seed)
+    learner.fit_scales(*table)
+    X, Y, weight = table.rows(np.concatenate(orders))
+    before = np.empty_like(Y)  # the predictions before a row was learned
+    for some, part in row_parts(X, learner.engine.batch_size):
+        if stop.is_set():
+            return learner
+        before[some] = learner.learn(part, Y[some], weight[some])
+    if job.robust:
+        first = np.argsort(orders[0])
+        table = Table(table.X, *plausible(table.Y, table.weight, before[first]))
+    learner.fit_experts(*table)
+    return learner
+
+
+def train(job: Job, draws: Draws, stop: threading.Event) -> StreamLearner:
     """A network trained on the table in passes, each in another order; unfinished where `stop` is set."""
     (seed, orders), table = draws, job.table
     learner = job.new_network(seed)
@@ -329,7 +322,7 @@ def train(job: Job, draws: Draws, stop: threading.Event | None = None) -> Stream
     batch = batch_size(len(table.Y)) if job.batch is None else job.batch
     gain = error_weights(learner, table)
     for done in range(job.passes):
-        if stop is not None and stop.is_set():
+        if stop.is_set():
             break
         rate = job.rate * 0.5 * (1 + math.cos(math.pi * done / job.passes))
         X, Y, weight = table.rows(orders[done])
@@ -358,7 +351,7 @@ def averaged(members: list[StreamLearner], X: Any, errors: Floats) -> Floats:
     A member differs from their mean by some variance v, and M of them average it to v/M: e² becomes e² - (1 - 1/M) v.
     """
     some = np.linspace(0, len(errors) - 1, min(len(errors), COMPARED)).astype(int)
-    predicted = np.array([np.concatenate([member.predict(p) for _, p in row_parts(X[some])]) for member in members])
+    predicted = np.array([member.predict(X[some]) for member in members])
     less = (1 - 1 / len(members)) * predicted.var(0, ddof=min(1, len(members) - 1)).mean(0)
     square = (errors**2).mean(0)
     factor: Floats = np.sqrt(np.maximum(1 - np.divide(less, square, out=np.zeros_like(less), where=square > 0), 0.25))

@@ -40,11 +40,11 @@ class Committee:
         """Warn once where many rows are bounded."""
         self.members[0].tell(rows)
 
-    def predict(self, X: Floats) -> Floats:
+    def predict(self, X: Any) -> Floats:
         """The predictions (n, outputs)."""
         return np.mean([member.predict(X) for member in self.members], axis=0)
 
-    def predict_with_leverage(self, X: Floats) -> tuple[Floats, Floats]:
+    def predict_with_leverage(self, X: Any) -> tuple[Floats, Floats]:
         """The predictions (n, outputs) and c φᵀBφ (n,)."""
         parts = [member.predict_with_leverage(X) for member in self.members]
         mean, leverage = (np.mean(part, axis=0) for part in zip(*parts, strict=True))

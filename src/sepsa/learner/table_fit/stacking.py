@@ -15,7 +15,6 @@ import numpy as np
 from sepsa.learner.arithmetic.weigh import weigh
 from sepsa.learner.experts.stack import FLOOR, PRIOR, RIDGE, STACK_FORGETTING, strength
 from sepsa.learner.memory.parts import Floats
-from sepsa.learner.rows import row_parts
 from sepsa.learner.scales import reciprocal
 from sepsa.learner.stream_learner import StreamLearner
 
@@ -30,15 +29,13 @@ class Mixture(NamedTuple):
     @classmethod
     def of(cls, learners: Sequence[StreamLearner], X: Any, Y: Floats, weight: Floats, folds: Sequence[int]) -> Mixture:
         """The mixture of learners that left out one part of these rows each; `folds` are the lengths of the parts."""
-        engines: list[Any] = [learner.engine for learner in learners]  # those with experts
-        units = [np.sqrt(engine.memory("GAIN", "network")) for engine in engines]  # in which each answers
+        units = [np.sqrt(learner.engine.memory("GAIN", "network")) for learner in learners]  # in which each answers
         unit = units[0]
         offset = np.repeat([learner.offset for learner in learners], folds, axis=0)
         ends = np.cumsum(folds)[:-1]
         parts = [
-            engine.answers(part) * (unit * reciprocal(own))
-            for engine, own, rows in zip(engines, units, np.split(np.arange(len(Y)), ends), strict=True)
-            for _, part in row_parts(X[rows])
+            learner.answers(X[rows]) * (unit * reciprocal(own))
+            for learner, own, rows in zip(learners, units, np.split(np.arange(len(Y)), ends), strict=True)
         ]
         answers, targets = np.concatenate(parts), (Y - offset) * unit
         stored, evidence, mixed = mixture_of(answers, targets, weight, np.repeat(np.arange(len(folds)), folds))
