@@ -20,7 +20,6 @@ from sepsa.compiled.kernels import CALL, kernel
 from sepsa.learner.arithmetic import bounds
 from sepsa.learner.arithmetic.body import GELU, activate, cosines
 from sepsa.learner.arithmetic.robust import follow_quantile
-from sepsa.learner.engine.calls import kernels_of
 from sepsa.learner.experts import network
 from sepsa.learner.stream_learner import WARM_UP
 from sepsa.states.tree import tensors_of
@@ -100,7 +99,7 @@ def test_an_input_rescaled_changes_no_prediction_of_a_linear_head(g):
     predictions = engine.predict(X, before)
     own = up if g > 1 else down
     workspace = np.zeros(engine.memory.layout.workspace)
-    kernels_of(engine._core).run(CALL(code.address(own)), workspace, X[:1], None, None, y[:1])
+    engine._core.kernels.run(CALL(code.address(own)), workspace, X[:1], None, None, y[:1])
     assert engine.memory("SCALE", "network").tolist() == [1.0, 1 / g, 1.0]
     np.testing.assert_allclose(engine.predict(X, now), predictions, rtol=1e-9)
     np.testing.assert_allclose(now, before, rtol=1e-9)

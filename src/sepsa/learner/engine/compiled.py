@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from sepsa.compiled import code
+from sepsa.compiled.kernels import CALL
 from sepsa.learner.engine import saved
-from sepsa.learner.engine.calls import RowBuffer, answers, boost_trees, fit_linear, kernels_of
+from sepsa.learner.engine.calls import RowBuffer
 from sepsa.learner.engine.core import Form, draw, layers, set_quantiles, set_variance, started, variance
-from sepsa.learner.experts import EXPERTS, logarithm
+from sepsa.learner.experts import EXPERTS, linear, logarithm, tree_parts, trees
 from sepsa.learner.experts.frame import OPTIONS, Expert
-from sepsa.learner.memory.memory import Memory
+from sepsa.learner.memory.memory import Memory, view
 from sepsa.learner.memory.parts import Floats
 from sepsa.learner.options import EngineOptions
 from sepsa.validation import NotFinite
@@ -123,7 +125,7 @@ class Engine:
         weights = memory("WEIGHTS", "network").tolist()
         since = int(counts["since"])
         chosen = {"features": subset, "ridge": ridge, "forgetting": forgetting, "since": since, "weights": weights}
-        if not self._core.form.mixed:
+        if not self.form.mixed:
             return chosen
         counts, names = memory("COUNTS", "mixture"), [*self._core.names, "stack"]
         return chosen | {
@@ -132,6 +134,11 @@ class Engine:
             "experts": dict(zip(names, memory("WEIGHT", "mixture").tolist(), strict=True)),
             "stack": dict(zip(names[1:-1], memory("STACK", "mixture").tolist(), strict=True)),
         }
+
+    @property
+    def _has_logarithm(self) -> bool:
+        """Whether one of the experts may learn the logarithm of the target."""
+        return self.form.mixed and self.outputs == 1 and not self.form.settings["classes"]
 
     def layers(self) -> list[tuple[Floats, Floats]]:
         """Weight (width, inputs) and bias (width,) of each hidden layer, as views in torch's shapes."""
@@ -156,15 +163,14 @@ class Engine:
         parts |= {"CENTRE": mean if centre is None else centre, "EXCESS": excess}
         for name, values in parts.items():
             self.memory(name, "network")[first:] = values
-        if self._core.form.mixed:
+        if self.form.mixed:
             self.memory("SCALE", "mixture")[first:] = scale
 
     def set_target_offset(self, offset: Floats) -> None:
         """Say what was subtracted from the targets (outputs,), by which experts can see their signs."""
-        core = self._core
-        if core.form.mixed and self.outputs == 1 and not core.form.settings["classes"]:
+        if self._has_logarithm:
             origin = (1 + logarithm.SHIFT) * float(offset[0])
-            core.memory("ORIGIN", "log trees")["value"] = origin if 0 < origin < math.inf else 0.0
+            self.memory("ORIGIN", "log trees")["value"] = origin if 0 < origin < math.inf else 0.0
 
     def set_output_weights(self, weights: Floats | float) -> None:
         """Weight each output's squared error in the body's loss; the first value sets a weight of zero."""
@@ -179,7 +185,7 @@ class Engine:
         options = self._core.options.copy()  # a copy of the engine shares them
         options["lr"] = lr
         self.memory("NUMBERS", "heads")["forgetting"] = forgetting
-        self._core = replace(self._core.with_settings(batch=batch), options=options, kernels=None)
+        self._core = replace(self._core.with_settings(batch=batch), options=options)
 
     def noise_variance(self) -> Floats:
         """The variance (outputs,) of targets about predictions, where φᵀBφ is small."""
@@ -216,16 +222,40 @@ class Engine:
 
     def answers(self, X: Floats) -> Floats:
         """The answers (n, experts, outputs) of all experts to rows (n, inputs), in deviations of the outputs."""
-        return answers(self._core, X)
+        kernels, layout = self._core.kernels, self.memory.layout
+        workspace = np.zeros(layout.workspace)
+        own = view(workspace, layout.work["row", "ANSWERS"])
+        count = len(self.form.experts)
+        found, out = np.empty((len(X), count, self.outputs)), np.empty((1, self.outputs))
+        for i in range(len(X)):
+            kernels.run(kernels.predict, workspace, X[i : i + 1], None, None, out)
+            found[i] = own[:count]
+        return found
 
     def fit_experts(self, parts: Iterable[tuple[Floats, Floats, Floats]]) -> None:
         """Grow all trees anew, each once on the rows that are stored; for numbers fit a linear head to these rows.
 
         They come in parts of inputs, targets and weights.
         """
-        boost_trees(self._core)
+        self._boost_trees()
         if not self.form.settings["classes"]:
-            fit_linear(self._core, parts)
+            memory = self.memory
+            unit, mean = np.sqrt(memory("GAIN", "network")), memory("MEAN", "network")
+            scale = memory("SCALE", "mixture")
+            seen = ((np.nan_to_num(np.clip((X - mean) * scale, -8.0, 8.0)), Y * unit, weight) for X, Y, weight in parts)
+            memory("SLOPES", "linear")[:], memory("VALUE", "linear")[:] = linear.fitted(seen)
+
+    def _boost_trees(self) -> None:
+        """Grow all trees anew, each once on the rows that are stored, by boosting."""
+        core, memory = self._core.with_settings(rate=tree_parts.TABLE_RATE), self.memory
+        workspace = np.zeros(memory.layout.workspace)
+        if self._has_logarithm:
+            view(workspace, memory.layout.work["row", "FACTS"])["origin"] = memory("ORIGIN", "log trees")["value"]
+        memory.restart("trees", *tree_parts.GROWN, *tree_parts.GROWING)
+        memory("GROWTH", "trees")["tree"] = 0
+        boost = CALL(code.address(trees.boost))
+        core.kernels.run(boost, workspace, np.zeros((1, self.inputs)), None, None, np.empty(1))
+        memory.restart("trees", *tree_parts.GROWING)  # whose parts at their start take no place in a file
 
     def take_network(self, other: Engine) -> None:
         """Continue with the network and the heads of another engine of the same form."""
@@ -278,8 +308,8 @@ class Engine:
         if core.spare < 0:
             core = self._core = saved.roomier(core, len(X))
         if len(X) > self.batch_size:  # a single step is refused before any change
-            core = replace(core.copy(), buffers=core.buffers)
-        out, workspace, kernels = np.empty(Y.shape), np.zeros(core.memory.layout.workspace), kernels_of(core)
+            core = core.copy()
+        out, workspace, kernels = np.empty(Y.shape), np.zeros(core.memory.layout.workspace), core.kernels
         done = kernels.run(kernels.learn, workspace, X, Y, weights, out)
         if done < len(X):
             raise diverged(done)
@@ -292,7 +322,7 @@ class Engine:
         It forgets all of `every` batches at once, before the first of them.
         """
         core = self._core.copy()
-        out, workspace, kernels = np.empty(Y.shape), np.zeros(core.memory.layout.workspace), kernels_of(core)
+        out, workspace, kernels = np.empty(Y.shape), np.zeros(core.memory.layout.workspace), core.kernels
         numbers = core.memory("NUMBERS", "heads")
         for some, factor in forgetting_steps(len(X), self.batch_size, forgetting, every):
             numbers["forgetting"] = factor
@@ -308,9 +338,9 @@ class Engine:
         core.spare -= 1
         if core.spare < 0:
             core = self._core = saved.roomier(core, 1)
-        row = core.buffers.pop() if core.buffers else RowBuffer(core)
+        row = core.buffers.pop() if core.buffers else RowBuffer(core.memory.layout)
         row.write(row.values, 0, *x, *y, weight)
-        kernels = core.kernels or kernels_of(core)
+        kernels = core.kernels
         if not row.run(kernels, kernels.learn):
             self.learn(row.x, row.y, row.weight)  # raises NotFinite
         core.buffers.append(row)
@@ -321,9 +351,9 @@ class Engine:
         try:
             row = core.buffers.pop()
         except IndexError:
-            row = RowBuffer(core)
+            row = RowBuffer(core.memory.layout)
         row.write_x(row.values, 0, *x)
-        kernels = core.kernels or kernels_of(core)
+        kernels = core.kernels
         row.run(kernels, kernels.predict)
         out: list[float] = row.out.tolist()
         core.buffers.append(row)
@@ -332,7 +362,7 @@ class Engine:
     def predict(self, X: Floats, leverage: Floats | None = None) -> Floats:
         """The predictions (n, outputs); fills `leverage` (n,) with φᵀBφ."""
         core, out = self._core, np.empty((len(X), self.outputs))
-        kernels = kernels_of(core)
+        kernels = core.kernels
         workspace = np.zeros(core.memory.layout.workspace)  # its own: threads may predict at the same time
         kernels.run(kernels.predict, workspace, X, None, None, out, leverage)
         return out

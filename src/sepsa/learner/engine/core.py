@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sepsa.learner.arithmetic.body import FOURIER
+from sepsa.learner.engine.calls import Kernels, RowBuffer
 from sepsa.learner.experts import network_parts, step
 from sepsa.learner.experts.frame import Expert, given, row
 from sepsa.learner.memory.memory import Layout, Memory
@@ -100,12 +101,19 @@ class EngineState:
     options: Any  # a record of `OPTIONS`
     rng: np.random.Generator
     spare: int = 0  # rows that can be learned before there must be more room, unless that is looked at again
-    buffers: list[Any] = field(default_factory=list)  # `RowBuffer`s of calls that have ended
-    kernels: Any = None  # `Kernels` of this memory and these options
+    buffers: list[RowBuffer] = field(default_factory=list, init=False)  # of calls that have ended
+    _kernels: Kernels | None = field(default=None, init=False)
+
+    @property
+    def kernels(self) -> Kernels:
+        """The kernels, with the addresses of what does not change from call to call."""
+        if self._kernels is None:
+            self._kernels = Kernels(self.form, self.memory, self.options)
+        return self._kernels
 
     def copy(self) -> EngineState:
         """Another one in the same state."""
-        return replace(self, memory=Memory(self.memory.layout, self.memory.vector.copy()), buffers=[], kernels=None)
+        return replace(self, memory=Memory(self.memory.layout, self.memory.vector.copy()))
 
     def of_form(self, form: Form) -> EngineState:
         """Another one of this form, before any row, with a generator of its own."""
@@ -118,7 +126,7 @@ class EngineState:
         if settings.items() <= self.form.settings.items():
             return self
         form = self.form.with_settings(**settings)
-        return replace(self, form=form, memory=Memory(form.layout(), self.memory.vector), buffers=[], kernels=None)
+        return replace(self, form=form, memory=Memory(form.layout(), self.memory.vector))
 
     @property
     def names(self) -> list[str]:

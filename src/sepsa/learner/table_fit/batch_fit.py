@@ -232,9 +232,7 @@ def rows_left_out(job: Job, learners: list[StreamLearner]) -> Table:
 def judged(job: Job, experts: list[StreamLearner] | None, networks: list[StreamLearner], left_out: Table) -> Trial:
     """What networks, with `experts` if given, predict of the rows that each left out."""
     folds = job.folds
-    parts = [
-        network.predict_with_leverage(job.table.X[fold]) for network, fold in zip(networks, folds, strict=True)
-    ]
+    parts = [network.predict_with_leverage(job.table.X[fold]) for network, fold in zip(networks, folds, strict=True)]
     alone, leverages = (np.concatenate(part) for part in zip(*parts, strict=True))
     means, mixture = alone, None
     if experts is not None:
@@ -295,7 +293,7 @@ def teach_experts(job: Job, folds: Sequence[Fold]) -> list[StreamLearner]:
 
 
 def teach(job: Job, draws: Draws, stop: threading.Event) -> StreamLearner:
-    """A learner whose experts have learned the table in passes, each in another order; unfinished where `stop` is set."""
+    """A learner whose experts have learned the table in passes, each in another order; unfinished if `stop` is set."""
     (seed, orders), table = draws, job.table
     assert job.new_mixture is not None
     learner = job.new_mixture(seed)
