@@ -18,8 +18,9 @@ means = Group(
     frame,
     "means",
     Part("MEAN", float, ("inputs",), start=0.5, unit=("inputs", 1)),
-    Part("LAST", np.float32, ("ring", "inputs"), bounds=(-100, 100)),
-    Part("SHARES", np.float32, ("inputs",), bounds=(0, None), start=lambda sizes: np.arange(sizes["inputs"])),
+    Part("LAST", np.float32, ("ring", "inputs")),
+    Part("CODES", np.int8, ("inputs",), bounds=(-1, 100)),
+    Part("SHARES", np.float32, ("inputs",), start=lambda sizes: np.arange(sizes["inputs"])),
     Part("FILLED", Record(rows=Field(int, bounds=(0, "ring")), next=Field(int, bounds=(0, "ring - 1")))),
     Part(
         "NUMBERS",
@@ -107,7 +108,7 @@ def test_a_saved_state_loads_and_a_record_is_a_vector(rows):
 DAMAGES = {
     "above a size": ("FILLED", np.array([7, 0]), r"state\['FILLED'\] must be within \(0, 'ring'\), got .*7"),
     "a size less 1": ("FILLED", np.array([1, 6]), r"within \(0, 'ring - 1'\), got .*6"),
-    "an array's bound": ("LAST", np.full((6, 2), -101, np.float32), r"within \(-100, 100\), got an array of float32"),
+    "an array's bound": ("CODES", np.array([-2, 0], np.int8), r"within \(-1, 100\), got array\(\[-2,  0\]"),
     "a dtype": ("LAST", np.zeros((6, 2)), r"\['LAST'\] must be an array of float32"),
     "a rule": ("MEAN", np.array([0.0, 1e9]), r"\['MEAN'\] must be below all shares"),
 }
@@ -117,6 +118,7 @@ DAMAGES = {
 def test_bounds_and_rules_are_checked(damage, rows):
     (name, value, words), made = DAMAGES[damage], memory(2)
     learned(made, rows)
+    made("CODES", "means")[:] = 1
     state = made.save("means") | {name: value}
     with pytest.raises(ValueError, match=words):
         memory(2).load(state, "state", "means")

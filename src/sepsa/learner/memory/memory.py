@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sepsa.compiled import code
-from sepsa.learner.memory.parts import Part, Record, Sizes, limit
+from sepsa.learner.memory.parts import Field, Part, Record, Sizes, limit
 from sepsa.learner.memory.views import EMPTY, Frame, Group
 from sepsa.states import schema
 
@@ -158,7 +159,7 @@ class Memory:
             place, (whole, there) = self.layout.places[group, copy, name], shapes[name]
             if whole != place.shape or any(map(operator.gt, there, whole)):
                 raise entries.damaged(SHAPES, f"{place.shape} or less for {name}", (whole, there))
-            read(entries, name, place, view(self.vector, place), there)
+            read(entries, name, self.vector, place, there)
         for rule in self.layout.groups[group].rules:
             if not rule.holds(self.of(group, copy)):
                 raise entries.damaged(rule.part, rule.expected, schema.brief(saved(self(rule.part, group, copy))))
@@ -171,9 +172,7 @@ class Memory:
         With `in_order` rings begin at their oldest row, and fields that restart are at their start.
         """
         for (group, copy, name), place in self.layout.places.items():
-            former, own = old.layout.places.get((group, copy, name)), view(self.vector, place)
-            if former is None:
-                continue
+            former, own = old.layout.places[group, copy, name], view(self.vector, place)
             before = view(old.vector, former)
             if isinstance(place.part.dtype, Record):
                 for field, form in place.part.dtype.fields.items():
@@ -196,13 +195,10 @@ class Memory:
 
     def divide(self, unit: str, by: float) -> None:
         """Divide all that is in this unit, or in a power of it."""
-        for each in self.layout.places.values():
-            part, own = each.part, view(self.vector, each)
-            if isinstance(part.dtype, Record):
-                for name, field in part.dtype.fields.items():
-                    own[name] = divided(own[name], by, field.unit[1] if field.unit[0] == unit else 0)
-            elif part.unit[0] == unit:
-                own[...] = divided(own, by, part.unit[1])
+        for place in self.layout.places.values():
+            for declared, own in members(self.vector, place):
+                if declared.unit[0] == unit:
+                    own[...] = divided(own, by, declared.unit[1])
 
 
 def view(vector: NDArray[Any], place: Place) -> NDArray[Any]:
@@ -211,27 +207,29 @@ def view(vector: NDArray[Any], place: Place) -> NDArray[Any]:
     return cells.view(place.dtype)[: math.prod(place.shape)].reshape(place.shape)
 
 
+def members(vector: NDArray[Any], place: Place) -> list[tuple[Part | Field, NDArray[Any]]]:
+    """A part as it was declared, and as a view; of a record, each of its fields."""
+    own, record = view(vector, place), place.part.dtype
+    if isinstance(record, Record):
+        return [(field, own[name]) for name, field in record.fields.items()]
+    return [(place.part, own)]
+
+
 def begin(vector: NDArray[Any], place: Place, again: bool = False) -> None:
     """Write what a part holds before any row: into zeros, or `again`."""
-    part, own = place.part, view(vector, place)
-    if isinstance(part.dtype, Record):
-        for name, field in part.dtype.fields.items():
-            if field.restarts or not again:
-                own[name] = field.start
-    elif again or callable(part.start) or part.start:
-        own[...] = part.start(place.sizes) if callable(part.start) else part.start
+    for declared, own in members(vector, place):
+        if isinstance(declared, Field):
+            if declared.restarts or not again:
+                own[...] = declared.start
+        elif again or declared.start:  # zeros that are not written take no memory until they are needed
+            own[...] = declared.start(place.sizes) if callable(declared.start) else declared.start
 
 
-def shapes_of(group: Group, entries: schema.Entries) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+def shapes_of(group: Group, entries: schema.Entries) -> dict[str, list[tuple[int, ...]]]:
     """The shape of each part of a group, and of what was saved of it."""
     parts = [part for part in group.parts if part.kept]
-    numbers = entries.array(SHAPES, (2 * sum(len(part.shape) for part in parts),), np.int64, low=0).tolist()
-    shapes, at = {}, 0
-    for part in parts:
-        middle = at + len(part.shape)
-        end = middle + len(part.shape)
-        shapes[part.name], at = (tuple(numbers[at:middle]), tuple(numbers[middle:end])), end
-    return shapes
+    numbers = iter(entries.array(SHAPES, (2 * sum(len(part.shape) for part in parts),), np.int64).tolist())
+    return {part.name: [tuple(islice(numbers, len(part.shape))) for _ in range(2)] for part in parts}
 
 
 def begun(vector: NDArray[Any], place: Place) -> NDArray[Any]:
@@ -259,23 +257,17 @@ def divided(values: Any, by: float, power: int) -> Any:
     return values
 
 
-def read(entries: schema.Entries, key: str, place: Place, into: Any, there: tuple[int, ...]) -> None:
+def read(entries: schema.Entries, key: str, vector: NDArray[Any], place: Place, there: tuple[int, ...]) -> None:
     """Read a part, of which `there` is the shape that was saved, from a saved entry, with its bounds."""
-    if not isinstance(place.part.dtype, Record):
-        array = into[tuple(map(slice, there))] = entries.array(key, there, into.dtype)
-        check_bounds(entries, key, array, place.part.bounds, place.sizes)
-        return
-    fields = place.part.dtype.fields
-    vector = entries.array(key, (len(fields),), place.part.dtype.saved)
-    for value, (name, field) in zip(vector.tolist(), fields.items(), strict=True):
-        into[name] = value
-        if field.dtype is int:
-            check_bounds(entries, key, into[name], field.bounds, place.sizes)
-
-
-def check_bounds(entries: schema.Entries, key: str, values: Any, bounds: Any, sizes: Sizes) -> None:
-    """Raise an error for a value outside of bounds, by which kernels find places without a look at their limits."""
-    low, high = bounds
-    outside = low is not None and (values < limit(low, sizes)).any()
-    if outside or (high is not None and (values > limit(high, sizes)).any()):
-        raise entries.damaged(key, f"within {bounds}", schema.brief(values))
+    own, record = view(vector, place), place.part.dtype
+    if isinstance(record, Record):
+        own[...] = tuple(entries.array(key, (len(record.fields),), record.saved).tolist())
+    else:
+        own[tuple(map(slice, there))] = entries.array(key, there, own.dtype)
+    for declared, values in members(vector, place):
+        # Kernels find places by integers without a look at their limits.
+        if values.dtype.kind in "iu" and any(
+            bound is not None and beyond(values, limit(bound, place.sizes)).any()
+            for bound, beyond in zip(declared.bounds, (operator.lt, operator.gt), strict=True)
+        ):
+            raise entries.damaged(key, f"within {declared.bounds}", schema.brief(values))

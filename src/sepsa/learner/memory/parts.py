@@ -7,7 +7,7 @@ it holds before any row, saves it, checks and loads it, and lets it grow.
         FRAME,
         "example",
         Part("ROWS", np.float32, ("window", "inputs")),
-        Part("LEFT", float, ("inputs",), start=RIDGE, bounds=(0, None)),
+        Part("LEFT", float, ("inputs",), start=RIDGE),
         Part("FILLED", Record(rows=Field(int, bounds=(0, "window")), next=Field(int, bounds=(0, "window - 1")))),
         work("PHI", float, ("inputs",)),
         sizes={"window": lambda sizes: 1024 // sizes["inputs"]},
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Sizes = Mapping[str, int]
-Bounds = tuple[Any, Any]  # the least and the largest value: a number, None, or a size: "room" or "room - 1"
+Bounds = tuple[Any, Any]  # the least and the largest integer: a number, None, or a size: "room" or "room - 1"
 
 
 def at_the_end(old: Any, new: Any, before: Sizes, after: Sizes) -> None:
@@ -38,7 +38,7 @@ def at_the_end(old: Any, new: Any, before: Sizes, after: Sizes) -> None:
 class Field(NamedTuple):
     """A number of a record; `restarts` says that it returns to its start where rows are moved by growth.
 
-    `bounds` are those of an integer, as of a place; a float has none.
+    `bounds` are those of an integer, as of a place.
     """
 
     dtype: type
@@ -62,8 +62,9 @@ class Part(NamedTuple):
     """An array, or a record, of a learner.
 
     `shape` is given by names of sizes or numbers; `start` is what it holds before any row, or a function of the sizes
-    that returns it; `bounds` are checked when it is loaded. `grows(old, new, sizes, new sizes)` writes it into a larger
-    one. `unit` names what it scales with, and the power: `Memory.divide`. A part that is not `kept` is a workspace.
+    that returns it; `bounds` of integers are checked when it is loaded. `grows(old, new, sizes, new sizes)` writes it
+    into a larger one. `unit` names what it scales with, and the power: `Memory.divide`. A part that is not `kept` is a
+    workspace.
     """
 
     name: str
