@@ -293,11 +293,11 @@ class StreamEstimator(Model, Options, BaseEstimator):  # type: ignore[misc]
 
             other._learner = learner = Learner.loaded(new, new_body, read_inputs)
             columns = learner.body.engine.inputs if learner.inputs is None else len(learner.inputs.kinds)
-            if learner.inputs is None and not isinstance(learner.body, Committee):
-                learner.body.names = names or range(columns)
             other.n_features_in_ = columns
             if names is not None:
                 other.feature_names_in_ = np.array(names, dtype=object)
+            if not isinstance(learner.body, Committee):
+                learner.body.names = other._input_names(columns)
             if new["n_iter"] is not None:
                 other.n_iter_ = new["n_iter"]
             if new["dtype"] is not None:

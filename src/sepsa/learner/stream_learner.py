@@ -136,17 +136,15 @@ class StreamLearner:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], entry: str = "state_dict") -> None:
-        """Continue from the result of `state_dict`; a ValueError names the wrong entry and changes nothing."""
+        """Continue from the result of `state_dict`; a ValueError names the wrong entry.
+
+        Only a new learner loads, which is dropped after an error.
+        """
         new = schema.read(entry, state_dict, set(self.state_dict()))
         new.equal("regression", self.regression)
-        first, rows = new.entries("warm_up", set(FirstRows._fields)), new.integer("rows")
-        with whole_change(self) as other:
-            other.engine.load_state_dict(new["engine"], new.path("engine"))
-            d, m = other.engine.inputs, other.engine.outputs
-            other.seed, other.order, other.offset = new["seed"], new["order"], new.array("offset", (m,))
-            other.fixed, n = (rows, 0) if rows >= WARM_UP else (0, rows)
-            X, Y = first.array("X", (n, d), missing=True), first.array("Y", (n, m))
-            other._first = FirstRows(X, Y, first.array("weight", (n,)))
+        self.engine.load_state_dict(new["engine"], new.path("engine"))
+        self.seed, self.order, self.offset = new["seed"], new["order"], new["offset"]
+        self.fixed, self._first = new["rows"] if new["rows"] >= WARM_UP else 0, FirstRows(**new["warm_up"])
 
     # ------------------------------------------------------------------ learning
 

@@ -72,9 +72,9 @@ class Committee:
         return {"inflation": self.inflation, "loss": loss, "members": states}
 
     def load_state_dict(self, state_dict: dict[str, Any], entry: str = "state_dict") -> None:
-        """Continue from the result of `state_dict`, with its number of members; a ValueError changes nothing."""
+        """Continue from the result of `state_dict`, with its number of members, as `StreamLearner` does."""
         new = schema.read(entry, state_dict, {"inflation", "loss", "members"})
-        members = [self.members[0].copy() for _ in new["members"]]
-        for i, (member, state) in enumerate(zip(members, new["members"], strict=True)):
-            member.load_state_dict(state, f"{new.path('members')}[{i}]")
-        vars(self).update(vars(Committee(members, new["inflation"])))
+        self.inflation, self.members = new["inflation"], [self.members[0].copy() for _ in new["members"]]
+        for i, member in enumerate(self.members):
+            member.load_state_dict(new["members"][i], f"{new.path('members')}[{i}]")
+            member.engine.set_inflation(self.inflation)
