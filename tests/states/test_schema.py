@@ -33,7 +33,7 @@ def test_tensors_and_arrays_are_copied_into_one_layout_and_device():
     copy.zero_()
     assert given.abs().max() > 0
     assert entry(given).tensor("n", (2, None), torch.float32, torch.device("meta")).is_meta
-    copied = entry(NAN).array("n", (None,), low=0.0, missing=True)
+    copied = entry(NAN).array("n", (None,))
     copied[:] = 0
     assert NAN[0] == 1
     assert read("state_dict", {"a": 1}, {"a"})["a"] == 1
@@ -54,7 +54,7 @@ def tensor(value):
 
 
 def array(value):
-    return lambda: entry(value).array("n", (2,), low=0.0)
+    return lambda: entry(value).array("n", (2,))
 
 
 REFUSED = [
@@ -65,8 +65,6 @@ REFUSED = [
     (number(math.nan), "must be a finite number, got nan"),
     (number(math.inf, low=0), "got inf"),
     (number(10**400, low=0), "got int"),
-    (number(7, low=0, high=5), r"must be a number in \[0, 5\], got 7"),
-    (number(7, high=5), "must be a number of at most 5, got 7"),
     (integer(2.0), "must be an integer of at least 0, got 2.0"),
     (integer(True), "got True"),
     (integer(7, 0, 5), r"an integer in \[0, 5\], got 7"),
@@ -78,8 +76,6 @@ REFUSED = [
     (tensor(np.ones((2, 3))), r"must be a tensor of shape \(2, 3\), got an array of float64"),
     (tensor(None), r"must be a tensor of shape \(2, 3\), got NoneType"),
     (tensor(DOUBLE * math.inf), "must be finite, got inf: the checkpoint is damaged"),
-    (array(NAN), "must be finite and at least 0, got nan: the checkpoint is damaged"),
-    (array(np.array([1.0, -2.0])), "must be finite and at least 0, got -2.0"),
     (array(np.array([1, 2])), "must be an array of float64 in dense layout, got an array of int64"),
     (array(np.ones(3)), r"must be an array of shape \(2,\), got \(3,\)"),
     (array(np.ones((2, 2))), r"must be an array of shape \(2,\), got \(2, 2\)"),

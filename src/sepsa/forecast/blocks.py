@@ -319,7 +319,7 @@ class BlockModel:
         vars(self).update(zip(COUNTS, new["counts"], strict=True))
         for name in ARRAYS:
             own = getattr(self, name)
-            setattr(self, name, new.array(name, own.shape, own.dtype, missing=True))
+            setattr(self, name, new.array(name, own.shape, own.dtype))
         if new["learner"] is not None:
             self.learner.load_state_dict(new["learner"])
 

@@ -162,9 +162,9 @@ class Window:
         self.clock.load_state_dict(new["clock"])
         if new["model"] is not None:
             with schema.settings("state_dict['seasons']"):
-                self.seasons = check_seasons(new.items("seasons").numbers())
+                self.seasons = check_seasons(new["seasons"])
                 self.model = self._new_model()
             self.model.load_state_dict(new["model"], new.path("model"))
         kept = self.rows if self.rows < HISTORY else 0
-        self.first = new.array("first", (kept, self.first.shape[1]), missing=True)
-        self.skipped = tuple(map(tuple, new.array("skipped", (None, 2), np.int64, low=0).tolist()))
+        self.first = new.array("first", (kept, self.first.shape[1]))
+        self.skipped = tuple(map(tuple, new.array("skipped", (None, 2), np.int64).tolist()))

@@ -65,23 +65,20 @@ class Entries:
     def damaged(self, key: Any, expected: str, got: object) -> ValueError:
         return damaged(self.path(key), expected, got)
 
-    def number(self, key: Any, low: float = -LARGEST_FLOAT, high: float = LARGEST_FLOAT) -> float:
-        """A finite number in [low, high], not a bool."""
+    def number(self, key: Any, low: float = -LARGEST_FLOAT) -> float:
+        """A finite number of at least `low`, not a bool."""
         value = float(self[key]) if isinstance(self[key], np.floating) else self[key]
-        if not is_number(value) or not low <= value <= high:
-            words = bounds(low, high)
-            raise self.damaged(key, "a number" + words if words else "a finite number", brief(value))
+        if not is_number(value) or not low <= value <= LARGEST_FLOAT:
+            expected = "a finite number" if low == -LARGEST_FLOAT else f"a number of at least {low:g}"
+            raise self.damaged(key, expected, brief(value))
         return float(value)
-
-    def numbers(self) -> list[float]:
-        """All items of a list as finite numbers."""
-        return [self.number(i) for i in range(len(self))]
 
     def integer(self, key: Any, low: int = 0, high: int = LARGEST_INTEGER) -> int:
         """An integer in [low, high], not a bool."""
         value = self[key]
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
-            raise self.damaged(key, "an integer" + bounds(low, high), brief(value))
+            valid = f"of at least {low}" if high == LARGEST_INTEGER else f"in [{low}, {high}]"
+            raise self.damaged(key, f"an integer {valid}", brief(value))
         return int(value)
 
     def tensor(self, key: Any, shape: Shape, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
@@ -92,11 +89,9 @@ class Entries:
         copy: Tensor = self[key].detach().to(copy=True, memory_format=torch.contiguous_format)
         return copy if device is None else copy.to(device)
 
-    def array(
-        self, key: Any, shape: Shape, dtype: Any = np.float64, *, low: float = -math.inf, missing: bool = False
-    ) -> NDArray[Any]:
-        """A copy of a NumPy array, finite and at least `low`; None in a shape is any length, `missing` allows NaN."""
-        check_array(self.path(key), self[key], shape, np.dtype(dtype), low=low, missing=missing)
+    def array(self, key: Any, shape: Shape, dtype: Any = np.float64) -> NDArray[Any]:
+        """A copy of a NumPy array, of any numbers; None in a shape is any length."""
+        check_array(self.path(key), self[key], shape, np.dtype(dtype))
         return self[key].copy()
 
     def equal(self, key: Any, wanted: object) -> None:
@@ -137,10 +132,8 @@ def read(name: str, value: object, keys: Set[str], owner: str = "this version") 
     return Entries(name, value)
 
 
-def check_array(
-    name: str, value: Any, shape: Shape, dtype: DType, *, low: float = -math.inf, missing: bool = False
-) -> None:
-    """Check that this is a dense tensor (for a NumPy dtype an array) of this shape, finite and at least `low`."""
+def check_array(name: str, value: Any, shape: Shape, dtype: DType, *, low: float = -math.inf) -> None:
+    """Check that this is a NumPy array of this shape and dtype; or a dense tensor, finite and at least `low`."""
     is_array = isinstance(dtype, np.dtype)
     kind = "an array" if is_array else "a tensor"
     fits = isinstance(value, np.ndarray) if is_array else is_tensor(value) and not value.is_nested
@@ -156,8 +149,7 @@ def check_array(
         )
     if value.dtype != dtype or not (is_array or (str(value.layout) == "torch.strided" and not value.is_meta)):
         raise damaged(name, f"{kind} of {dtype} in dense layout", kind_of(value))
-    valid = (value > -math.inf) & (value < math.inf) & (value >= low)
-    wrong = value[~(valid | (value != value) if missing else valid)]
+    wrong = () if is_array else value[~((value > -math.inf) & (value < math.inf) & (value >= low))]
     if len(wrong):
         least = "" if low == -math.inf else f" and at least {low:g}"
         raise damaged(name, f"finite{least}", wrong[0].item())
@@ -175,13 +167,6 @@ def settings(name: str) -> Iterator[None]:
 def damaged(name: str, expected: str, got: object) -> ValueError:
     """The error for an invalid entry."""
     return ValueError(f"{name} must be {expected}, got {got}: the checkpoint is damaged")
-
-
-def bounds(low: float, high: float) -> str:
-    """The closed interval [low, high] in words; from the largest integer on a number is no bound."""
-    if high < LARGEST_INTEGER:
-        return f" in [{low:g}, {high:g}]" if low > -LARGEST_INTEGER else f" of at most {high:g}"
-    return f" of at least {low:g}" if low > -LARGEST_INTEGER else ""
 
 
 def brief(value: object) -> str:
