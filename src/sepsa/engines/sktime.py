@@ -79,46 +79,35 @@ class SktimeForecaster(BaseForecaster):  # type: ignore[misc]
         if horizon is None:
             horizon = 24 if fh is None else max(1, int(fh.to_relative(self.cutoff).to_numpy().max()))
         options = {name: value for name, value in self.get_params().items() if name != "horizon"}
-        self.forecaster_ = SepSAForecaster(horizon, **options)
-        self.forecaster_.update(y, _as_array(X))
-        self._last = y.index[-1:]
-        self._waits: list[tuple[Any, Any]] = []
+        self.forecaster_ = self._ahead = SepSAForecaster(horizon, **options).update(y, _as_array(X))
+        self._last = y.index[-1]
         return self
 
     def _update(self, y: Any, X: Any = None, update_params: bool = True) -> SktimeForecaster:
-        last = self._waits[-1][0].index[-1] if self._waits else self._last[-1]
-        new = y.index > last
-        if new.any():
-            self._waits = [*self._waits, (y[new], None if X is None else X.reindex(y.index[new]))]
+        new = y[y.index > self._last]
+        if len(new):
+            # Rows that wait are learned by another forecaster, which takes this one's place at the next update.
+            ahead = copy.deepcopy(self._ahead)
+            ahead.update(new, None if X is None else _as_array(X.reindex(new.index)))
+            self._ahead, self._last = ahead, new.index[-1]
         if update_params:
-            self.forecaster_, self._last = self._current()
-            self._waits = []
+            self.forecaster_ = self._ahead
         return self
-
-    def _current(self) -> tuple[SepSAForecaster, Any]:
-        """The forecaster after the rows that wait, and the index of the last row."""
-        if not self._waits:
-            return self.forecaster_, self._last
-        forecaster = copy.deepcopy(self.forecaster_)
-        for y, X in self._waits:
-            forecaster.update(y, _as_array(X))
-        return forecaster, self._waits[-1][0].index[-1:]
 
     def _predicted(self, fh: Any, X: Any, levels: Sequence[float] = ()) -> tuple[Any, dict[float, Any]]:
         """The index of `fh`, and quantiles (steps, series) of these levels, with the forecasts in place of medians."""
-        forecaster, last = self._current()
         index = fh.to_absolute_index(self.cutoff)
-        if self.cutoff[0] < last[0]:
+        if self.cutoff[0] < self._last:
             raise NotImplementedError(
-                f"forecasts start after {last[0]}, the last row that was learned, got fh after {self.cutoff[0]}: fit a "
-                "forecaster on the rows up to there"
+                f"forecasts start after {self._last}, the last row that was learned, got fh after {self.cutoff[0]}: "
+                "fit a forecaster on the rows up to there"
             )
         steps = fh.to_relative(self.cutoff).to_numpy().astype(int)
         most = int(steps.max())
         if X is not None:
             rows = type(fh)(np.arange(1, most + 1), freq=fh.freq)
             X = _as_array(X.reindex(rows.to_absolute_index(self.cutoff)))
-        forecast, quantiles = forecaster.predict(most, X, quantiles=levels)
+        forecast, quantiles = self._ahead.predict(most, X, quantiles=levels)
         made = quantiles | {0.5: forecast}
         return index, {level: np.asarray(part).reshape(most, -1)[steps - 1] for level, part in made.items()}
 
