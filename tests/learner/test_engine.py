@@ -14,6 +14,7 @@ from plain_learner import Engine, StreamLearner
 from reference import covariance_of
 from sepsa import RLS, NotFinite, SepSA
 from sepsa.learner.arithmetic import body
+from sepsa.learner.engine.core import layers
 from sepsa.learner.experts import frame
 from sepsa.learner.options import ACTIVATIONS, OPTIMIZERS, EngineOptions
 from sepsa.learner.stream_learner import WARM_UP
@@ -39,7 +40,7 @@ class Twin(nn.Module):
     def __init__(self, engine, activation, skip):
         super().__init__()
         layers = []
-        for weight, bias in engine.layers():
+        for weight, bias in layers(engine._core):
             layers += [linear(weight, bias), MODULES[activation]()]
         self.body, self.skip = nn.Sequential(*layers), skip and bool(layers)
         self.head = linear(engine.memory("W", "heads")[:, :-1], engine.memory("W", "heads")[:, -1])
@@ -87,7 +88,7 @@ def assert_same(engine, model, solver, got, wanted):
     tolerance = 1e-3 if engine.form.hidden else 1e-8  # the body is float32, whose 6e-8 grows in a hundred steps
     np.testing.assert_allclose(got, wanted, rtol=0, atol=tolerance)
     layers = [layer for layer in (*model.body, model.head) if isinstance(layer, nn.Linear)]
-    mine = [*engine.layers(), (engine.memory("W", "heads")[:, :-1], engine.memory("W", "heads")[:, -1])]
+    mine = [*layers(engine._core), (engine.memory("W", "heads")[:, :-1], engine.memory("W", "heads")[:, -1])]
     for (weight, bias), layer in zip(mine, layers, strict=True):
         np.testing.assert_allclose(weight, layer.weight.detach(), rtol=0, atol=tolerance)
         np.testing.assert_allclose(bias, layer.bias.detach(), rtol=0, atol=tolerance)
@@ -183,7 +184,7 @@ def test_a_body_that_diverged_is_refused_and_nothing_changes(n):
     X, Y = stream(n)
     engine, settling = Engine(5, 2, (6,), seed=2), StreamLearner(5, 2, regression=True, hidden=(8,), skip=True)
     engine.learn(*stream(20))
-    engine.layers()[0][0][:] = 1e38
+    layers(engine._core)[0][0][:] = 1e38
     settling.learn(*stream(20))
     before, first = engine.memory.vector.copy(), settling.engine.memory.vector.copy()
     with pytest.raises(NotFinite, match="nothing was learned; lower the learning rate"):
@@ -262,8 +263,8 @@ def test_a_new_output_or_input_is_as_if_it_had_been_zero(hidden, skip):
     X[:, 4] = 0
     grown, whole = (Engine(d, 2, hidden, skip=skip, seed=2) for d in (4, 5))
     if hidden:
-        whole.layers()[0][0][:, :4] = grown.layers()[0][0]
-        for (weight, bias), (other, shift) in zip(whole.layers(), grown.layers(), strict=True):
+        layers(whole._core)[0][0][:, :4] = layers(grown._core)[0][0]
+        for (weight, bias), (other, shift) in zip(layers(whole._core), layers(grown._core), strict=True):
             bias[:] = shift
             if weight.shape == other.shape:
                 weight[:] = other

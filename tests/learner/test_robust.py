@@ -20,6 +20,7 @@ from sepsa.compiled.kernels import CALL, kernel
 from sepsa.learner.arithmetic import bounds
 from sepsa.learner.arithmetic.body import GELU, activate, cosines
 from sepsa.learner.arithmetic.robust import follow_quantile
+from sepsa.learner.engine.core import layers
 from sepsa.learner.experts import network
 from sepsa.learner.stream_learner import WARM_UP
 from sepsa.states.tree import tensors_of
@@ -123,8 +124,8 @@ def test_cosines_and_gelu_are_exact_to_float32():
 
 def test_the_module_is_the_engines_body():
     engine = Engine(3, 1, (8,), activation="fourier", skip=True, seed=1)
-    ((weight, bias),) = engine.layers()
-    wide = Engine(3, 1, (2000,), activation="fourier").layers()[0][0]
+    ((weight, bias),) = layers(engine._core)
+    wide = layers(Engine(3, 1, (2000,), activation="fourier")._core)[0][0]
     assert FourierFeatures(3, 2000).weight.std().item() == pytest.approx(float(wide.std()), rel=0.05)
     module = FourierFeatures(3, 8).double()
     module.load_state_dict({"weight": torch.tensor(weight), "bias": torch.tensor(bias)})

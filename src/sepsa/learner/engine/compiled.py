@@ -13,7 +13,7 @@ from sepsa.compiled import code
 from sepsa.compiled.kernels import CALL
 from sepsa.learner.engine import saved
 from sepsa.learner.engine.calls import RowBuffer
-from sepsa.learner.engine.core import Form, draw, layers, set_quantiles, set_variance, started, variance
+from sepsa.learner.engine.core import Form, draw, set_quantiles, set_variance, started, variance
 from sepsa.learner.experts import EXPERTS, linear, logarithm, tree_parts, trees
 from sepsa.learner.experts.frame import OPTIONS, Expert
 from sepsa.learner.memory.memory import Memory, view
@@ -139,10 +139,6 @@ class Engine:
     def _has_logarithm(self) -> bool:
         """Whether one of the experts may learn the logarithm of the target."""
         return self.form.mixed and self.outputs == 1 and not self.form.settings["classes"]
-
-    def layers(self) -> list[tuple[Floats, Floats]]:
-        """Weight (width, inputs) and bias (width,) of each hidden layer, as views in torch's shapes."""
-        return layers(self._core)
 
     def set_scaling(
         self,

@@ -13,9 +13,8 @@ import numpy as np
 
 from sepsa.learner.engine.core import EngineState, Form, body_weights, started
 from sepsa.learner.experts import EXPERTS, trees
-from sepsa.learner.experts.frame import OPTIONS
 from sepsa.learner.experts.tree_parts import room_for, window
-from sepsa.learner.memory.memory import saved, shapes_of
+from sepsa.learner.memory.memory import shapes_of
 from sepsa.learner.options import ACTIVATIONS
 from sepsa.states import schema
 
@@ -75,7 +74,7 @@ def sizes_of(states: Any, entry: str) -> dict[str, int]:
 def pickled(core: EngineState) -> dict[str, Any]:
     """What a pickle holds: what makes an engine of the same form, and its state."""
     form = core.form._asdict() | {"table": [expert.name for expert in core.form.table]}
-    return {"form": form, "options": saved(core.options), "state": state_dict(core)}
+    return {"form": form, "options": core.options, "state": state_dict(core)}
 
 
 def unpickled(state: dict[str, Any]) -> EngineState:
@@ -83,8 +82,7 @@ def unpickled(state: dict[str, Any]) -> EngineState:
     new = schema.read("the pickle", state, {"form", "options", "state"})
     form = dict(new.entries("form", set(Form._fields)).values)
     form["table"] = tuple(expert for expert in EXPERTS if expert.name in form["table"])
-    options = np.array(tuple(new["options"].tolist()), OPTIONS.dtype)
-    return loaded(started(Form(**form), options, np.random.default_rng()), new["state"], "the pickle")
+    return loaded(started(Form(**form), new["options"], np.random.default_rng()), new["state"], "the pickle")
 
 
 # ---------------------------------------------------------------------- growth
