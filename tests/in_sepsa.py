@@ -12,7 +12,8 @@ from torch.nn.utils import parametrize
 
 from interrupts import interrupts_leave_before_or_after
 from sepsa import SepSA
-from sepsa.testing.case import COPIES, Case, expect, expect_change, expect_same, expect_state, leaves, refused, snapshot
+from sepsa.states.tree import leaves
+from sepsa.testing.case import COPIES, Case, expect, expect_change, expect_same, expect_state, refused, snapshot
 from sepsa.testing.checks import model_and_data
 
 

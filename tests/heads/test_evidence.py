@@ -18,7 +18,8 @@ from sepsa.heads.least_squares import evidence
 from sepsa.heads.least_squares import math as least_squares
 from sepsa.heads.least_squares.evidence import REFUTED, Evidence, best_ridge, evidence_of, with_ridge
 from sepsa.heads.run.choose import force
-from sepsa.testing.case import difference, leaves
+from sepsa.states.tree import leaves
+from sepsa.testing.case import difference
 
 K, M = 5, 2
 

@@ -65,6 +65,7 @@ REFUSED = [
     (number(math.nan), "must be a finite number, got nan"),
     (number(math.inf, low=0), "got inf"),
     (number(10**400, low=0), "got int"),
+    (number(7, low=0, high=5), r"must be a number in \[0, 5\], got 7"),
     (integer(2.0), "must be an integer of at least 0, got 2.0"),
     (integer(True), "got True"),
     (integer(7, 0, 5), r"an integer in \[0, 5\], got 7"),

@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn.functional import mse_loss, smooth_l1_loss
 
 from sepsa import SepSA
-from sepsa.testing.case import difference, leaves
+from sepsa.states.tree import leaves
+from sepsa.testing.case import difference
 from sepsa.training.body_step import BodyStep
 from sepsa.training.capture import PROPORTIONAL, capture, check_optimizer
 from training_loops import network, same

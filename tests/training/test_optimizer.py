@@ -15,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 import sepsa
 from sepsa import RLS, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton
-from sepsa.testing.case import difference, leaves
+from sepsa.states.tree import leaves
+from sepsa.testing.case import difference
 from training_loops import Named, batches, by_hand, check_gradient_scaler, network, same, train
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton
-from sepsa.testing.case import difference, leaves
+from sepsa.states.tree import leaves
+from sepsa.testing.case import difference
 from training_loops import in_a_thread
 
 

@@ -65,11 +65,12 @@ class Entries:
     def damaged(self, key: Any, expected: str, got: object) -> ValueError:
         return damaged(self.path(key), expected, got)
 
-    def number(self, key: Any, low: float = -LARGEST_FLOAT) -> float:
-        """A finite number of at least `low`, not a bool."""
+    def number(self, key: Any, low: float = -LARGEST_FLOAT, high: float = LARGEST_FLOAT) -> float:
+        """A finite number in [low, high], not a bool."""
         value = float(self[key]) if isinstance(self[key], np.floating) else self[key]
-        if not is_number(value) or not low <= value <= LARGEST_FLOAT:
-            expected = "a finite number" if low == -LARGEST_FLOAT else f"a number of at least {low:g}"
+        if not is_number(value) or not low <= value <= high:
+            least = "a finite number" if low == -LARGEST_FLOAT else f"a number of at least {low:g}"
+            expected = least if high == LARGEST_FLOAT else f"a number in [{low:g}, {high:g}]"
             raise self.damaged(key, expected, brief(value))
         return float(value)
 

@@ -149,16 +149,16 @@ ROWS = {
 }
 
 
-def arrays_of(state: Any, path: str = "state", rows: bool = True) -> Iterator[tuple[str, Any]]:
-    """Every array and tensor of a nested state with its path, also those that hold `rows`."""
-    if isinstance(state, np.ndarray) or is_tensor(state):
+def leaves(state: Any, path: str = "state", rows: bool = True) -> Iterator[tuple[str, Any]]:
+    """Every array, tensor, number and text of a nested state with its path, also the arrays that hold `rows`."""
+    if not isinstance(state, (Mapping, list, tuple)):
         yield path, state
-    elif isinstance(state, (Mapping, list, tuple)):
-        items = dict(state if isinstance(state, Mapping) else enumerate(state))
-        left = set() if rows else {name for beside, names in ROWS.items() if beside in items for name in names}
-        for key in items:
-            if key not in left:
-                yield from arrays_of(items[key], f"{path}[{key!r}]", rows)
+        return
+    items = dict(state if isinstance(state, Mapping) else enumerate(state))
+    left = set() if rows else {name for beside, names in ROWS.items() if beside in items for name in names}
+    for key in items:
+        if key not in left:
+            yield from leaves(items[key], f"{path}[{key!r}]", rows)
 
 
 def not_finite(state: Any) -> Iterator[str]:
@@ -166,10 +166,10 @@ def not_finite(state: Any) -> Iterator[str]:
 
     Rows of a stream learner and of a forecaster are left out: they are data, in which NaN is a missing value.
     """
-    for path, array in arrays_of(state, rows=False):
+    for path, array in leaves(state, rows=False):
         if is_tensor(array):
             finite = array.isfinite()
-        elif array.dtype.kind == "f":
+        elif isinstance(array, np.ndarray) and array.dtype.kind == "f":
             finite = np.isfinite(array)
         else:
             continue
@@ -177,6 +177,6 @@ def not_finite(state: Any) -> Iterator[str]:
             yield path
 
 
-def tensors_of(state: Any) -> Iterator[Any]:
-    """Every array and tensor in a nested state."""
-    return (array for _, array in arrays_of(state))
+def tensors_of(state: Any) -> Iterator[Tensor]:
+    """Every tensor in a nested state."""
+    return (value for _, value in leaves(state) if is_tensor(value))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from sepsa.heads.protocols import HeadSolver
+from sepsa.states.tree import leaves
 
 K = 6  # in_features of the heads in the checks
 COPIES: dict[str, Callable[[Any], Any]] = {
@@ -142,32 +143,25 @@ def refused(use: Callable[[], object], kind: type[Exception] | tuple[type[Except
     raise AssertionError(f"promised: {promised}; but nothing was raised")
 
 
-def leaves(value: Any) -> list[tuple[str, Any]]:
-    """Every tensor and number inside a state, with its path."""
-    if isinstance(value, dict):
-        return [(f"{key}.{path}", leaf) for key in sorted(value) for path, leaf in leaves(value[key])]
-    if isinstance(value, (list, tuple)):
-        return [(f"{i}.{path}", leaf) for i, item in enumerate(value) for path, leaf in leaves(item)]
-    return [("", value)]
-
-
 def snapshot(solver: Any) -> list[tuple[str, Any]]:
     """A copy of every tensor and number of a solver and its head, with their paths."""
     found = leaves({"head": dict(solver.linear.state_dict()), "solver": solver.state_dict()})
     return [(path, leaf.detach().clone() if isinstance(leaf, Tensor) else leaf) for path, leaf in found]
 
 
-def difference(one: list[tuple[str, Any]], other: list[tuple[str, Any]]) -> str:
+def difference(one: Iterable[tuple[str, Any]], other: Iterable[tuple[str, Any]]) -> str:
     """The path of the first bitwise difference of two snapshots, where NaN equals NaN; empty: no difference."""
-    if [path for path, _ in one] != [path for path, _ in other]:
+    mine, others = dict(one), dict(other)
+    if mine.keys() != others.keys():
         return "the entries"
-    for (path, a), (_, b) in zip(one, other, strict=True):
+    for path, a in mine.items():
+        b = others[path]
         if isinstance(a, Tensor) and isinstance(b, Tensor):
-            alike = a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())
+            alike = a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, 0.0, 0.0, equal_nan=True)
         else:
             alike = a == b or (a != a and b != b)
         if not alike:
-            return path.strip(".")
+            return path
     return ""
 
 
@@ -175,7 +169,7 @@ def not_finite(taken: list[tuple[str, Any]]) -> str:
     """The path of the first NaN or Inf in a snapshot; empty: all is finite."""
     for path, leaf in taken:
         if isinstance(leaf, (Tensor, float)) and not bool(torch.isfinite(torch.as_tensor(leaf)).all()):
-            return path.strip(".")
+            return path
     return ""
 
 

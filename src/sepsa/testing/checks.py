@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sepsa.heads.protocols import Capturable, NotFinite, Revertible
+from sepsa.states.tree import tensors_of
 from sepsa.testing.case import (
     COPIES,
     Case,
@@ -20,7 +21,6 @@ from sepsa.testing.case import (
     expect_change,
     expect_state,
     learn,
-    leaves,
     not_finite,
     refused,
     snapshot,
@@ -214,7 +214,8 @@ def resumed(case: Case, solver: Any) -> Any:
     """A new solver with the states of head and solver from a file."""
     file = io.BytesIO()
     torch.save({"head": solver.linear.state_dict(), "solver": solver.state_dict()}, file)
-    saved = torch.load(io.BytesIO(file.getvalue()))  # weights_only: tensors, numbers, strings, lists and dicts
+    file.seek(0)
+    saved = torch.load(file)  # weights_only: tensors, numbers, strings, lists and dicts
     other, linear = case.start(seed=7)
     linear.load_state_dict(saved["head"])
     other.load_state_dict(saved["solver"])
@@ -236,9 +237,8 @@ def copies_go_on_alike(case: Case) -> None:
             expect_state(other, snapshot(solver), f"a {way} goes on bit for bit", "{} differs after 13 updates")
             state = other.state_dict()
             other.load_state_dict(state)
-            for _, leaf in leaves([solver.state_dict(), state]):
-                if isinstance(leaf, Tensor):
-                    leaf.fill_(1)
+            for tensor in tensors_of([solver.state_dict(), state]):
+                tensor.fill_(1)
             expect_state(other, snapshot(solver), "states are copies both ways", "writing into one changed {}")
 
 
