@@ -109,10 +109,10 @@ class Job(NamedTuple):
         most = min(self.passes, math.ceil(self.visits / visits))
         return sorted({math.ceil(most / t) for t in TRIALS})
 
-    def drawn(self, fold: Fold, passes: int) -> Draws:
+    def drawn(self, fold: Fold) -> Draws:
         """The random numbers of one training without a fold, drawn in advance: the order of threads does not matter."""
         rows = len(self.table.Y) - len(fold)
-        return self.rng.randint(2**31 - 1), [self.rng.permutation(rows) for _ in range(passes)]
+        return self.rng.randint(2**31 - 1), [self.rng.permutation(rows) for _ in range(self.passes)]
 
 
 class FitResult(NamedTuple):
@@ -159,9 +159,10 @@ def fit(job: Job, early_stopping: bool, together: bool) -> FitResult:
     share = float(table.weight.sum()) * (1.0 if together else 1 - 1 / len(folds))
     folds = folds[: math.ceil(ENOUGH / len(folds[-1])) if together else count]
     trials = job.trials(len(folds) + together) if early_stopping else [job.passes]
-    experts = None if job.new_mixture is None else teach_experts(job, folds)
+    job = job._replace(folds=folds)
+    experts = None if job.new_mixture is None else teach_experts(job)
     progress = Progress("sepsa: fit:", sum(n - len(fold) for fold in folds) * sum(trials), after=LONG)
-    trial, left_out = best_trial(job._replace(folds=folds, progress=progress), experts, trials)
+    trial, left_out = best_trial(job._replace(progress=progress), experts, trials)
     members = trial.networks if experts is None else experts
     take_networks(members, trial.networks)
     if together:
@@ -190,7 +191,7 @@ def best_trial(job: Job, experts: list[StreamLearner] | None, trials: list[int])
     for passes in trials:
         mine = job._replace(passes=passes)
         try:
-            networks = trained(mine, mine.folds, passes, train)
+            networks = trained(mine, train)
         except NotFinite:
             if best is None:
                 raise
@@ -258,18 +259,18 @@ def batch_size(rows: int) -> int:
     return min(most, max(least, 1 << (rows // 32 + 1).bit_length() - 1))
 
 
-def trained(job: Job, folds: Sequence[Fold], passes: int, one: Trainer) -> list[StreamLearner]:
+def trained(job: Job, one: Trainer) -> list[StreamLearner]:
     """Learners that leave out a fold each, trained by `one`, in threads: the kernels release the interpreter's lock."""
-    draws, stop = [job.drawn(fold, passes) for fold in folds], threading.Event()
+    draws, stop, members = [job.drawn(fold) for fold in job.folds], threading.Event(), range(len(job.folds))
 
     def member(k: int) -> StreamLearner:
-        mine = job._replace(table=job.table.without(folds[k]), verbose=job.verbose and k == 0)
+        mine = job._replace(table=job.table.without(job.folds[k]), verbose=job.verbose and k == 0)
         return one(mine, draws[k], stop)
 
-    if job.threads == 1 or len(folds) == 1:
-        return [member(k) for k in range(len(folds))]
-    with ThreadPoolExecutor(min(job.threads, len(folds))) as pool:
-        futures = [pool.submit(member, k) for k in range(len(folds))]
+    if job.threads == 1 or len(members) == 1:
+        return list(map(member, members))
+    with ThreadPoolExecutor(min(job.threads, len(members))) as pool:
+        futures = [pool.submit(member, k) for k in members]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
         finally:
@@ -280,16 +281,16 @@ def trained(job: Job, folds: Sequence[Fold], passes: int, one: Trainer) -> list[
 
 def trained_on_all(job: Job) -> list[StreamLearner]:
     """One learner trained on all rows, in a list."""
-    all_rows: list[Fold] = [np.empty(0, np.intp)]
-    networks = trained(job, all_rows, job.passes, train)
-    members = networks if job.new_mixture is None else teach_experts(job, all_rows)
+    job = job._replace(folds=[np.empty(0, np.intp)])
+    networks = trained(job, train)
+    members = networks if job.new_mixture is None else teach_experts(job)
     take_networks(members, networks)
     return members
 
 
-def teach_experts(job: Job, folds: Sequence[Fold]) -> list[StreamLearner]:
+def teach_experts(job: Job) -> list[StreamLearner]:
     """Learners whose experts have learned all rows but a fold in passes of random order; they need a network."""
-    return trained(job, folds, 2 if len(job.table.Y) < MANY else 1, teach)
+    return trained(job._replace(passes=2 if len(job.table.Y) < MANY else 1), teach)
 
 
 def teach(job: Job, draws: Draws, stop: threading.Event) -> StreamLearner:
