@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -117,9 +118,7 @@ class EngineState:
 
     def of_form(self, form: Form) -> EngineState:
         """Another one of this form, before any row, with a generator of its own."""
-        rng = np.random.default_rng(0)
-        rng.bit_generator.state = self.rng.bit_generator.state  # copies share a generator until it is drawn from
-        return started(form, self.options, rng)
+        return started(form, self.options, deepcopy(self.rng))  # copies share a generator until it is drawn from
 
     def with_settings(self, **settings: int) -> EngineState:
         """This one with settings on which the places of its parts do not depend; it shares the memory."""

@@ -246,8 +246,7 @@ def saved(part: Any) -> Any:
     """A copy of a part for a file: a record is a vector."""
     if part.dtype.names is None:
         return part.copy()
-    whole = all(part.dtype[name].kind == "i" for name in part.dtype.names)
-    return np.array([part[name] for name in part.dtype.names], dtype=np.int64 if whole else np.float64)
+    return np.array(part.item(), np.result_type(*(kind for kind, _ in part.dtype.fields.values())))
 
 
 def divided(values: Any, by: float, power: int) -> Any:

@@ -55,7 +55,7 @@ class Record:
         self.fields = {name: field if isinstance(field, Field) else Field(field) for name, field in fields.items()}
         kinds = {name: np.int64 if field.dtype is int else np.float64 for name, field in self.fields.items()}
         self.dtype = np.dtype([*kinds.items()], align=True)
-        self.saved = np.dtype(np.int64 if {*kinds.values()} == {np.int64} else np.float64)
+        self.saved = np.result_type(*kinds.values())
 
 
 class Part(NamedTuple):
