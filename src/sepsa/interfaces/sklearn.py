@@ -28,7 +28,7 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from sepsa.interfaces.estimator import FEW, StreamEstimator, check_sizes
 from sepsa.interrupt import DeferredInterrupt, lock_of, locked
-from sepsa.learner.calibration import arrived, follow, label_probabilities, no_losses, probabilities
+from sepsa.learner.calibration import follow, label_probabilities, no_losses, probabilities
 from sepsa.learner.learner import Names, class_codes, indicators
 from sepsa.learner.memory.parts import Floats
 from sepsa.learner.options import ClassifierOptions
@@ -414,7 +414,8 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
             if asked or own:
                 forgetting = 1.0 if self.forgetting == "auto" else self.forgetting
                 seen = np.maximum(np.maximum.accumulate(Y.argmax(1)) + 1, told)  # outputs, the row's own among them
-                known = arrived(np.where(scores > -np.inf, scores, 0.0), seen)
+                there = np.arange(len(outputs)) < seen[:, None]
+                known = np.where(there, np.where(scores > -np.inf, scores, 0.0), -np.inf)
                 losses = follow(losses, known, Y, weight, forgetting)
                 if own:
                     other._learner = other._learner._replace(losses=losses[-1])

@@ -61,11 +61,6 @@ def best(scores: Floats) -> NDArray[np.intp]:
     return np.insert(scores, 0, -np.inf, axis=1).argmax(1) - 1
 
 
-def arrived(scores: Floats, known: NDArray[np.intp]) -> Floats:
-    """Scores (n, K) with -∞ for the outputs that are not among the first `known` (n,) of a row."""
-    return np.where(np.arange(scores.shape[1]) < known[:, None], scores, -np.inf)
-
-
 def pairs(scores: Floats) -> list[Floats]:
     """The scores (n, 2) of 0 and 1 of each of L independent labels, from those (n, L) of 1."""
     return [np.stack([1 - score, score], 1) for score in scores.T]
