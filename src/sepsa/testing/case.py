@@ -116,20 +116,10 @@ def expect(condition: object, promised: str, happened: str) -> None:
         raise AssertionError(f"promised: {promised}; but {happened}")
 
 
-def expect_state(solver: Any, expected: list[tuple[str, Any]], promised: str, happened: str) -> None:
-    """Raise an AssertionError unless the solver is as in the snapshot; `happened` gets the path of a difference."""
-    expect_same(expected, snapshot(solver), promised, happened)
-
-
 def expect_same(one: list[tuple[str, Any]], other: list[tuple[str, Any]], promised: str, happened: str) -> None:
     """Raise an AssertionError unless two snapshots are equal; `happened` gets the path of a difference."""
     path = difference(one, other)
     expect(not path, promised, happened.format(path))
-
-
-def expect_change(solver: Any, before: list[tuple[str, Any]], promised: str) -> None:
-    """Raise an AssertionError if the solver is as in the snapshot."""
-    expect(difference(before, snapshot(solver)), promised, "nothing changed")
 
 
 def refused(use: Callable[[], object], kind: type[Exception] | tuple[type[Exception], ...], promised: str) -> None:

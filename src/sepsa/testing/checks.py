@@ -17,9 +17,9 @@ from sepsa.testing.case import (
     COPIES,
     Case,
     K,
+    difference,
     expect,
-    expect_change,
-    expect_state,
+    expect_same,
     learn,
     not_finite,
     refused,
@@ -159,10 +159,10 @@ def bad_input_changes_nothing(case: Case) -> None:
             kinds = (NotFinite,) if what in NOT_FINITE else (TypeError, ValueError)
             words = " or ".join(kind.__name__ for kind in kinds)
             refused(partial(solver.update, *spoil(x, y)), kinds, f"{what} raises {words}")
-            expect_state(solver, before, f"{what} changes nothing", "it changed {}")
+            expect_same(before, snapshot(solver), f"{what} changes nothing", "it changed {}")
         weight = torch.rand(n, generator=torch.Generator().manual_seed(0)).double()
         solver.update(x, y, *([weight] if case.weighted else []))
-        expect_change(solver, before, "it learns on after bad input")
+        expect(difference(before, snapshot(solver)), "it learns on after bad input", "nothing changed")
 
 
 def too_large_is_refused_or_survived(case: Case) -> None:
@@ -181,7 +181,7 @@ def too_large_is_refused_or_survived(case: Case) -> None:
         try:
             solver.update(features, targets)
         except NotFinite:
-            expect_state(solver, before, f"{what}, once refused, change nothing", "they changed {}")
+            expect_same(before, snapshot(solver), f"{what}, once refused, change nothing", "they changed {}")
         except ValueError as error:
             raise AssertionError(f"promised: {what} are learned or raise NotFinite; but it raised {error!r}") from error
         where = not_finite(snapshot(solver))
@@ -230,16 +230,20 @@ def copies_go_on_alike(case: Case) -> None:
             solver = case.started(13, n)
             other = again(solver)
             before = snapshot(solver)
-            expect_state(other, before, f"a {way} is the same bit for bit", "{} differs")
+            expect_same(before, snapshot(other), f"a {way} is the same bit for bit", "{} differs")
             learn(other, case.stream(13, n=n, seed=1))
-            expect_state(solver, before, f"a {way} shares nothing with the original", "its updates changed {} there")
+            expect_same(
+                before, snapshot(solver), f"a {way} shares nothing with the original", "its updates changed {} there"
+            )
             learn(solver, case.stream(13, n=n, seed=1))
-            expect_state(other, snapshot(solver), f"a {way} goes on bit for bit", "{} differs after 13 updates")
+            expect_same(
+                snapshot(solver), snapshot(other), f"a {way} goes on bit for bit", "{} differs after 13 updates"
+            )
             state = other.state_dict()
             other.load_state_dict(state)
             for tensor in tensors_of([solver.state_dict(), state]):
                 tensor.fill_(1)
-            expect_state(other, snapshot(solver), "states are copies both ways", "writing into one changed {}")
+            expect_same(snapshot(solver), snapshot(other), "states are copies both ways", "writing into one changed {}")
 
 
 def wrong_states_change_nothing(case: Case) -> None:
@@ -260,7 +264,7 @@ def wrong_states_change_nothing(case: Case) -> None:
     for what, one, wrong_state in wrong:
         before = snapshot(one)
         refused(lambda: one.load_state_dict(wrong_state), ValueError, f"a state {what} raises ValueError")  # noqa: B023
-        expect_state(one, before, f"a state {what} is refused whole", "it changed {}")
+        expect_same(before, snapshot(one), f"a state {what} is refused whole", "it changed {}")
 
 
 def rolls_back(case: Case) -> None:
@@ -271,9 +275,9 @@ def rolls_back(case: Case) -> None:
     before, token = snapshot(solver), solver.checkpoint()
     for n in (1, 16):
         learn(solver, case.stream(3, n=n, seed=1))
-        expect_change(solver, before, "updates change something")
+        expect(difference(before, snapshot(solver)), "updates change something", "nothing changed")
         solver.rollback(token)
-        expect_state(solver, before, "rollback(checkpoint()) undoes updates bit for bit", "{} differs")
+        expect_same(before, snapshot(solver), "rollback(checkpoint()) undoes updates bit for bit", "{} differs")
 
 
 # ---------------------------------------------------------------------- in a network
@@ -336,7 +340,9 @@ def captured_updates_equal_update(case: Case) -> None:
                 solver.finish_captured()
                 is_flag = isinstance(flag, Tensor) and flag.dtype == torch.bool and flag.ndim == 0
                 expect(is_flag and not bool(flag), f"NaN in {what} gives the flag False, 0-d and bool", f"got {flag!r}")
-                expect_state(solver, before, f"NaN in {what} changes nothing in update_captured", "it changed {}")
+                expect_same(
+                    before, snapshot(solver), f"NaN in {what} changes nothing in update_captured", "it changed {}"
+                )
                 solver.prepare_capture()
         flag = solver.update_captured(x, y)
         expect(bool(flag), "update_captured of good rows gives the flag True", f"it gave {flag!r}")
