@@ -14,7 +14,7 @@ from sepsa import SepSARegressor
 from sepsa.heads.protocols import NotFinite
 from sepsa.learner import scales, stream_learner
 from sepsa.learner.experts import stack
-from sepsa.learner.table_fit import batch_fit, stacking
+from sepsa.learner.table_fit import batch_fit, progress, stacking
 
 
 def table(n=120, seed=0):
@@ -133,7 +133,7 @@ def test_a_long_fit_has_a_bar_on_a_terminal(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     fitted(*table(30))
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(batch_fit, "LONG", 0.0)
+    monkeypatch.setattr(progress, "LONG", 0.0)
     fitted(*table(30))
     first, *_, last, end = capsys.readouterr().err.split("\r")[1:]
     assert first.startswith("sepsa: fit: [..........]")

@@ -45,15 +45,14 @@ PAIRS = (("hidden", "hidden_layer_sizes"), ("lr", "learning_rate"), ("seed", "ra
 
 
 @cache
-def descriptions() -> dict[str, dict[str, str]]:
-    """The docstring below each field of the classes in this file; none where there is no source."""
-    found: dict[str, dict[str, str]] = {}
+def descriptions() -> dict[tuple[str, str], str]:
+    """The docstring below each field of the classes in this file, by class and field; none where there is no source."""
+    found: dict[tuple[str, str], str] = {}
     with suppress(OSError):
-        classes = [node for node in ast.parse(Path(__file__).read_text("utf-8")).body if isinstance(node, ast.ClassDef)]
-        for node in classes:
-            pairs: Any = [pair for pair in pairwise(node.body) if isinstance(pair[0], ast.AnnAssign)]
-            texts = {a.target.id: ast.literal_eval(b.value) for a, b in pairs if isinstance(b, ast.Expr)}
-            found[node.name] = {name: " ".join(text.split()) for name, text in texts.items()}
+        for node in ast.parse(Path(__file__).read_text("utf-8")).body:
+            for field, text in pairwise(node.body) if isinstance(node, ast.ClassDef) else ():
+                if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                    found[node.name, ast.unparse(field.target)] = " ".join(ast.literal_eval(text.value).split())
     return found
 
 
@@ -68,9 +67,8 @@ class NamedOptions:
         doc = inspect.cleandoc(cls.__doc__ or "")
         if not doc or "\nArgs:\n" in doc or cls.__module__ == __name__:
             return
-        texts = {
-            name: text for base in cls.__mro__[::-1] for name, text in descriptions().get(base.__name__, {}).items()
-        }
+        of, told = [base.__name__ for base in cls.__mro__[::-1]], descriptions()
+        texts = {name: text for owner in of for (known, name), text in told.items() if known == owner}
         lines = [f"{name}: {texts[name]}" for name in names_of(cls) if name in texts]
         args = "Args:\n" + "\n".join(
             textwrap.fill(line, 112, initial_indent=" " * 4, subsequent_indent=" " * 8) for line in lines

@@ -125,3 +125,8 @@ def column_quantiles(X: Floats, levels: list[float]) -> Floats:
 def reciprocal(x: Floats) -> Floats:
     """1/x, and 0 where x is below 1e-290."""
     return np.divide(1.0, x, out=np.zeros_like(x), where=x > 1e-290)
+
+
+def quotient(a: Floats, b: Floats) -> Floats:
+    """a/b, and 0 where b is not positive."""
+    return np.divide(a, b, out=np.zeros_like(a), where=b > 0)

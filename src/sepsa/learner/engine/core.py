@@ -20,6 +20,7 @@ from sepsa.learner.experts import network_parts, step
 from sepsa.learner.experts.frame import Expert, given, row
 from sepsa.learner.memory.memory import Layout, Memory
 from sepsa.learner.memory.parts import Floats
+from sepsa.learner.scales import quotient
 from sepsa.states import schema
 from sepsa.validation import at_least
 
@@ -198,7 +199,7 @@ def variance(core: EngineState) -> Floats:
     sizes = core.memory("ERROR", "network")[:, 2]
     if core.form.mixed:
         unit, error = np.sqrt(core.memory("GAIN", "network")), core.memory("ERROR", "mixture")[:, 2]
-        sizes = np.divide(error, unit, out=np.zeros_like(error), where=unit > 0)
+        sizes = quotient(error, unit)
     return (sizes / NINE_TENTHS) ** 2
 
 

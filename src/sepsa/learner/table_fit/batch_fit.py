@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from sepsa.learner.engine.core import NINE_TENTHS
 from sepsa.learner.memory.parts import Floats
 from sepsa.learner.rows import row_parts
-from sepsa.learner.scales import moments, plausible, reciprocal
+from sepsa.learner.scales import moments, plausible, quotient, reciprocal
 from sepsa.learner.stream_learner import StreamLearner
 from sepsa.learner.table_fit.committee import Committee
 from sepsa.learner.table_fit.progress import Progress
@@ -51,7 +51,6 @@ COMPARED = 500  # rows on which members are compared
 INFLATIONS = [2**k for k in range(17)]
 LARGEST_GROWTH = 16.0  # c φᵀBφ of a typical row: from there on the variance goes with φᵀBφ alone
 
-LONG = 5.0  # seconds after which a terminal has a bar: of the most passes, of which trials may save some
 MANY = 3000  # rows that experts other than the network learn once
 FORGET_EVERY = 8  # mini-batches, by λ⁸ at once: restoring the ridge each time costs a mini-batch or two
 RATE = 0.01
@@ -161,7 +160,7 @@ def fit(job: Job, early_stopping: bool, together: bool) -> FitResult:
     trials = job.trials(len(folds) + together) if early_stopping else [job.passes]
     job = job._replace(folds=folds)
     experts = None if job.new_mixture is None else teach_experts(job)
-    progress = Progress("sepsa: fit:", sum(n - len(fold) for fold in folds) * sum(trials), after=LONG)
+    progress = Progress(sum(n - len(fold) for fold in folds) * sum(trials))
     trial, left_out = best_trial(job._replace(progress=progress), experts, trials)
     members = trial.networks if experts is None else experts
     take_networks(members, trial.networks)
@@ -353,7 +352,7 @@ def averaged(members: list[StreamLearner], X: Any, errors: Floats) -> Floats:
     predicted = np.array([member.predict(X[some]) for member in members])
     less = (1 - 1 / len(members)) * predicted.var(0, ddof=min(1, len(members) - 1)).mean(0)
     square = (errors**2).mean(0)
-    factor: Floats = np.sqrt(np.maximum(1 - np.divide(less, square, out=np.zeros_like(less), where=square > 0), 0.25))
+    factor: Floats = np.sqrt(np.maximum(1 - quotient(less, square), 0.25))
     return factor
 
 

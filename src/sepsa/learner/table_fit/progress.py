@@ -6,12 +6,14 @@ import sys
 import threading
 import time
 
+LONG = 5.0  # seconds after which a terminal has a bar: of the most passes, of which trials may save some
+
 
 class Progress:
-    """A line on standard error with a bar of the cost that is done, if that is a terminal, `after` some seconds."""
+    """A line on standard error with a bar of the cost that is done, if that is a terminal and takes long."""
 
-    def __init__(self, title: str, total: float, after: float = 0.0) -> None:
-        self.title, self.total, self.after, self.done = title, total, after, 0.0
+    def __init__(self, total: float) -> None:
+        self.total, self.done = total, 0.0
         self.start, self._lock = time.monotonic(), threading.Lock()
         self.advance(0.0)
 
@@ -27,5 +29,5 @@ class Progress:
         self._print(f"done in {time.monotonic() - self.start:.0f} s\n")
 
     def _print(self, end: str) -> None:
-        if sys.stderr.isatty() and time.monotonic() - self.start >= self.after:
-            print(f"\r{self.title} {end:<20}", end="", file=sys.stderr, flush=True)
+        if sys.stderr.isatty() and time.monotonic() - self.start >= LONG:
+            print(f"\rsepsa: fit: {end:<20}", end="", file=sys.stderr, flush=True)

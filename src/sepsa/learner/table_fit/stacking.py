@@ -15,7 +15,7 @@ import numpy as np
 from sepsa.learner.arithmetic.weigh import weigh
 from sepsa.learner.experts.stack import FLOOR, PRIOR, RIDGE, STACK_FORGETTING, strength
 from sepsa.learner.memory.parts import Floats
-from sepsa.learner.scales import reciprocal
+from sepsa.learner.scales import quotient, reciprocal
 from sepsa.learner.stream_learner import StreamLearner
 
 
@@ -26,8 +26,8 @@ class Mixture(NamedTuple):
     evidence: float
     predictions: Floats
 
-    @classmethod
-    def of(cls, learners: Sequence[StreamLearner], X: Any, Y: Floats, weight: Floats, folds: Sequence[int]) -> Mixture:
+    @staticmethod
+    def of(learners: Sequence[StreamLearner], X: Any, Y: Floats, weight: Floats, folds: Sequence[int]) -> Mixture:
         """The mixture of learners that left out one part of these rows each; `folds` are the lengths of the parts."""
         units = [np.sqrt(learner.engine.memory("GAIN", "network")) for learner in learners]  # in which each answers
         unit = units[0]
@@ -38,12 +38,12 @@ class Mixture(NamedTuple):
             for learner, own, rows in zip(learners, units, np.split(np.arange(len(Y)), ends), strict=True)
         ]
         answers, targets = np.concatenate(parts), (Y - offset) * unit
-        stored, evidence, mixed = mixture_of(answers, targets, weight, np.repeat(np.arange(len(folds)), folds))
-        return cls(stored, evidence, np.divide(mixed, unit, out=np.zeros_like(mixed), where=unit > 0) + offset)
+        made = mixture_of(answers, targets, weight, np.repeat(np.arange(len(folds)), folds))
+        return made._replace(predictions=quotient(made.predictions, unit) + offset)
 
 
-def mixture_of(answers: Floats, targets: Floats, weight: Floats, fold: Any) -> tuple[dict[str, Floats], float, Floats]:
-    """What a mixture stores, its evidence and its predictions (n, m), by answers (n, experts, m) and targets (n, m).
+def mixture_of(answers: Floats, targets: Floats, weight: Floats, fold: Any) -> Mixture:
+    """The mixture by answers (n, experts, m) and targets (n, m) in one unit, in which it has its predictions.
 
     `fold` (n,) is the number of the fold of each row. The normal equations count as many rows as a stream remembers.
     """
@@ -65,7 +65,7 @@ def mixture_of(answers: Floats, targets: Floats, weight: Floats, fold: Any) -> t
     kept = min(1.0, 1 / ((1 - STACK_FORGETTING) * evidence))
     stored = {"GRAM": kept * gram, "MOMENT": kept * moment, "STACK": solved(gram, moment)}
     stored |= {"LOSS": losses, "WEIGHT": shares}
-    return stored, evidence, np.einsum("ijk,j->ik", candidates, shares)
+    return Mixture(stored, evidence, np.einsum("ijk,j->ik", candidates, shares))
 
 
 def solved(gram: Floats, moment: Floats) -> Floats:
