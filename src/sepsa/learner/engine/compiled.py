@@ -13,7 +13,7 @@ from sepsa.compiled import code
 from sepsa.compiled.kernels import CALL
 from sepsa.learner.engine import saved
 from sepsa.learner.engine.calls import RowBuffer
-from sepsa.learner.engine.core import Form, draw, set_quantiles, set_variance, started, variance
+from sepsa.learner.engine.core import NORMAL_QUANTILES, Form, draw, started
 from sepsa.learner.experts import EXPERTS, linear, logarithm, tree_parts, trees
 from sepsa.learner.experts.frame import OPTIONS, Expert
 from sepsa.learner.memory.memory import Memory, view
@@ -185,7 +185,7 @@ class Engine:
 
     def noise_variance(self) -> Floats:
         """The variance (outputs,) of targets about predictions, where φᵀBφ is small."""
-        return variance(self._core)
+        return self._core.variance()
 
     def set_effective_samples(self, samples: float, noise: Floats) -> None:
         """Scale the head's curvature to this number of samples, and set their noise variance (outputs,).
@@ -193,7 +193,9 @@ class Engine:
         Rows that were learned in N passes count N times: A <- A/N corrects that and leaves the head as it is.
         """
         self.memory.divide("rows", max(1.0, self.samples / samples))
-        set_variance(self._core, noise)
+        penalty, degrees = self._core.penalty_and_residual_degrees()
+        self.memory("ENERGY", "heads", 0)[:] = noise * degrees + penalty
+        self._core.set_quantiles(np.sqrt(noise)[:, None] * NORMAL_QUANTILES)
 
     def set_inflation(self, inflation: int) -> None:
         """Follow the errors e/√(1 + c φᵀBφ) with this c from now on, where the noise is that of recent errors."""
@@ -201,7 +203,7 @@ class Engine:
 
     def set_plausible_targets(self, errors: Floats, low: Floats, high: Floats) -> None:
         """Set the quantiles (outputs, 3) of |error|, at 0.5, 0.8 and 0.9, and the range (outputs,) of targets."""
-        set_quantiles(self._core, errors)
+        self._core.set_quantiles(errors)
         self.memory("RANGE", "network")[:] = np.stack([low, high], 1)
 
     @property

@@ -133,6 +133,47 @@ class EngineState:
         """The names of the experts in the order of their answers, the network's first."""
         return [expert.name for expert in self.form.experts]
 
+    # ------------------------------------------------------------------ errors
+
+    def variance(self) -> Floats:
+        """The variance (outputs,) of targets about predictions.
+
+        With `loss="huber"` it is that of a normal distribution with the 90 % quantile of |error| of recent rows, for
+        errors e/√(1 + c φᵀBφ) made before learning, those of the mixture where there are experts; c is the setting
+        `inflation`. With `loss="squared"` it is that of ridge regression,
+
+            σ² = (Σ e²/(1 + φᵀBφ) - Σ_j ridge_j |W_j - prior_j|²) / (n - tr BΦᵀΦ),
+
+        since the errors e made before learning sum to the objective at its minimum, and BΦᵀΦ = I - B ridge.
+        """
+        if not self.form.settings["robust"]:
+            penalty, degrees = self.penalty_and_residual_degrees()
+            return np.maximum(self.memory("ENERGY", "heads", 0) - penalty, 0.0) / degrees
+        sizes = self.memory("ERROR", "network")[:, 2]
+        if self.form.mixed:
+            sizes = quotient(self.memory("ERROR", "mixture")[:, 2], np.sqrt(self.memory("GAIN", "network")))
+        return (sizes / NINE_TENTHS) ** 2
+
+    def set_quantiles(self, quantiles: Floats) -> None:
+        """Set the quantiles (outputs, 3) of |error|."""
+        groups = {"network": quantiles}
+        if self.form.mixed:
+            groups["mixture"] = quantiles * np.sqrt(self.memory("GAIN", "network"))[:, None]
+        for group, values in groups.items():
+            self.memory("ERROR", group)[:, :3], self.memory("ERROR_RUN", group)[:] = values, 0.0
+
+    def penalty_and_residual_degrees(self) -> tuple[Floats, float]:
+        """Of the first head the ridge's part of the objective (outputs,), and samples less degrees of freedom."""
+        part = self.memory.of("heads", 0)
+        ridge, D = part("RIDGE"), part("D")
+        column, row = np.tril_indices(len(D), -1)  # U's columns lie one after the other
+        free = len(D) - float(D @ ridge + (part("U") ** 2 * ridge[row]) @ D[column])
+        penalty, samples = (part("W") - part("PRIOR")) ** 2 @ ridge, float(part("NUMBERS")["samples"])
+        degrees = samples - free
+        if degrees > 0.1 * samples:
+            return penalty, degrees
+        return 0 * penalty, max(samples, np.finfo(float).tiny)  # nearly no degrees, as with small weights
+
 
 def started(form: Form, options: Any, rng: np.random.Generator) -> EngineState:
     """An engine of this form before any row; the weights of its body are zero."""
@@ -177,56 +218,3 @@ def body_weights(rng: np.random.Generator, settings: Mapping[str, int], shape: A
         return rng.normal(0.0, BANDWIDTH * math.sqrt(1 / inputs), shape)
     bound = math.sqrt(6 / inputs)
     return rng.uniform(-bound, bound, shape)
-
-
-# ---------------------------------------------------------------------- errors
-
-
-def variance(core: EngineState) -> Floats:
-    """The variance (outputs,) of targets about predictions.
-
-    With `loss="huber"` it is that of a normal distribution with the 90 % quantile of |error| of recent rows, for errors
-    e/√(1 + c φᵀBφ) made before learning, those of the mixture where there are experts; c is the setting `inflation`.
-    With `loss="squared"` it is that of ridge regression,
-
-        σ² = (Σ e²/(1 + φᵀBφ) - Σ_j ridge_j |W_j - prior_j|²) / (n - tr BΦᵀΦ),
-
-    since the errors e made before learning sum to the objective at its minimum, and BΦᵀΦ = I - B ridge.
-    """
-    if not core.form.settings["robust"]:
-        penalty, degrees = penalty_and_residual_degrees(core)
-        return np.maximum(core.memory("ENERGY", "heads", 0) - penalty, 0.0) / degrees
-    sizes = core.memory("ERROR", "network")[:, 2]
-    if core.form.mixed:
-        unit, error = np.sqrt(core.memory("GAIN", "network")), core.memory("ERROR", "mixture")[:, 2]
-        sizes = quotient(error, unit)
-    return (sizes / NINE_TENTHS) ** 2
-
-
-def set_variance(core: EngineState, variance: Floats) -> None:
-    """Set the variance (outputs,) of normal errors."""
-    penalty, degrees = penalty_and_residual_degrees(core)
-    core.memory("ENERGY", "heads", 0)[:] = variance * degrees + penalty
-    set_quantiles(core, np.sqrt(variance)[:, None] * NORMAL_QUANTILES)
-
-
-def set_quantiles(core: EngineState, quantiles: Floats) -> None:
-    """Set the quantiles (outputs, 3) of |error|."""
-    groups = {"network": quantiles}
-    if core.form.mixed:
-        groups["mixture"] = quantiles * np.sqrt(core.memory("GAIN", "network"))[:, None]
-    for group, values in groups.items():
-        core.memory("ERROR", group)[:, :3], core.memory("ERROR_RUN", group)[:] = values, 0.0
-
-
-def penalty_and_residual_degrees(core: EngineState) -> tuple[Floats, float]:
-    """The ridge's part of the objective (outputs,), and the samples less the degrees of freedom, of the first head."""
-    part = core.memory.of("heads", 0)
-    ridge, D = part("RIDGE"), part("D")
-    column, row = np.tril_indices(len(D), -1)  # U's columns lie one after the other
-    free = len(D) - float(D @ ridge + (part("U") ** 2 * ridge[row]) @ D[column])
-    penalty, samples = (part("W") - part("PRIOR")) ** 2 @ ridge, float(part("NUMBERS")["samples"])
-    degrees = samples - free
-    if degrees > 0.1 * samples:
-        return penalty, degrees
-    return 0 * penalty, max(samples, np.finfo(float).tiny)  # nearly no degrees, as with small weights
