@@ -50,7 +50,9 @@ def descriptions() -> dict[tuple[str, str], str]:
     found: dict[tuple[str, str], str] = {}
     with suppress(OSError):
         for node in ast.parse(Path(__file__).read_text("utf-8")).body:
-            for field, text in pairwise(node.body) if isinstance(node, ast.ClassDef) else ():
+            if not isinstance(node, ast.ClassDef):
+                continue
+            for field, text in pairwise(node.body):
                 if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
                     found[node.name, ast.unparse(field.target)] = " ".join(ast.literal_eval(text.value).split())
     return found

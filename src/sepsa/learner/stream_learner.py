@@ -143,8 +143,11 @@ class StreamLearner:
         new = schema.read(entry, state_dict, set(self.state_dict()))
         new.equal("regression", self.regression)
         self.engine.load_state_dict(new["engine"], new.path("engine"))
-        self.seed, self.order, self.offset = new["seed"], new["order"], new["offset"]
-        self.fixed, self._first = new["rows"] if new["rows"] >= WARM_UP else 0, FirstRows(**new["warm_up"])
+        d, m, rows, first = self.engine.inputs, self.engine.outputs, new["rows"], new.mapping("warm_up")
+        self.seed, self.order, self.offset = new["seed"], new["order"], new.array("offset", (m,))
+        self.fixed, n = (rows, 0) if rows >= WARM_UP else (0, rows)
+        shapes = {"X": (n, d), "Y": (n, m), "weight": (n,)}
+        self._first = FirstRows(*(first.array(name, shape) for name, shape in shapes.items()))
 
     # ------------------------------------------------------------------ learning
 

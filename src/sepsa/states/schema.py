@@ -150,7 +150,9 @@ def check_array(name: str, value: Any, shape: Shape, dtype: DType, *, low: float
         )
     if value.dtype != dtype or not (is_array or (str(value.layout) == "torch.strided" and not value.is_meta)):
         raise damaged(name, f"{kind} of {dtype} in dense layout", kind_of(value))
-    wrong = () if is_array else value[~((value > -math.inf) & (value < math.inf) & (value >= low))]
+    if is_array:
+        return
+    wrong = value[~((value > -math.inf) & (value < math.inf) & (value >= low))]
     if len(wrong):
         least = "" if low == -math.inf else f" and at least {low:g}"
         raise damaged(name, f"finite{least}", wrong[0].item())

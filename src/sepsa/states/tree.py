@@ -166,11 +166,11 @@ def not_finite(state: Any) -> Iterator[str]:
 
     Rows of a stream learner and of a forecaster are left out: they are data, in which NaN is a missing value.
     """
-    for path, array in leaves(state, rows=False):
-        if is_tensor(array):
-            finite = array.isfinite()
-        elif isinstance(array, np.ndarray) and array.dtype.kind == "f":
-            finite = np.isfinite(array)
+    for path, value in leaves(state, rows=False):
+        if is_tensor(value):
+            finite: Any = value.isfinite()
+        elif isinstance(value, np.ndarray) and value.dtype.kind == "f":
+            finite = np.isfinite(value)
         else:
             continue
         if not bool(finite.all()):
