@@ -1,4 +1,7 @@
-"""States with a checksum: what was changed after it was saved is refused, so that no entry needs a check of its own."""
+"""States with a checksum: a number that was changed after it was saved is refused, so that none needs its own check.
+
+It does not tell the shapes and dtypes of arrays, which are checked where they are loaded.
+"""
 
 from __future__ import annotations
 
