@@ -39,10 +39,10 @@ class Twin(nn.Module):
 
     def __init__(self, engine, activation, skip):
         super().__init__()
-        layers = []
+        modules = []
         for weight, bias in layers(engine._core):
-            layers += [linear(weight, bias), MODULES[activation]()]
-        self.body, self.skip = nn.Sequential(*layers), skip and bool(layers)
+            modules += [linear(weight, bias), MODULES[activation]()]
+        self.body, self.skip = nn.Sequential(*modules), skip and bool(modules)
         self.head = linear(engine.memory("W", "heads")[:, :-1], engine.memory("W", "heads")[:, -1])
 
     def forward(self, x):
@@ -87,9 +87,9 @@ def torch_learn(model, solver, optimizer, X, Y, batch):
 def assert_same(engine, model, solver, got, wanted):
     tolerance = 1e-3 if engine.form.hidden else 1e-8  # the body is float32, whose 6e-8 grows in a hundred steps
     np.testing.assert_allclose(got, wanted, rtol=0, atol=tolerance)
-    layers = [layer for layer in (*model.body, model.head) if isinstance(layer, nn.Linear)]
+    theirs = [layer for layer in (*model.body, model.head) if isinstance(layer, nn.Linear)]
     mine = [*layers(engine._core), (engine.memory("W", "heads")[:, :-1], engine.memory("W", "heads")[:, -1])]
-    for (weight, bias), layer in zip(mine, layers, strict=True):
+    for (weight, bias), layer in zip(mine, theirs, strict=True):
         np.testing.assert_allclose(weight, layer.weight.detach(), rtol=0, atol=tolerance)
         np.testing.assert_allclose(bias, layer.bias.detach(), rtol=0, atol=tolerance)
     np.testing.assert_allclose(covariance_of(engine), solver.covariance(), rtol=0, atol=tolerance)

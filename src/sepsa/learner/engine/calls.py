@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from sepsa.compiled import code
 from sepsa.compiled.kernels import CALL
 from sepsa.learner.experts import step
-from sepsa.learner.experts.frame import given
+from sepsa.learner.experts.frame import Expert, given
 from sepsa.learner.memory.memory import Layout, Memory
 from sepsa.learner.memory.parts import Floats
-
-if TYPE_CHECKING:
-    from sepsa.learner.engine.core import Form
 
 Kernel = Callable[[int, int], int]
 PACK_FRAME = struct.Struct(f"{len(given.slots)}q").pack_into
@@ -25,9 +22,9 @@ PACK_FRAME = struct.Struct(f"{len(given.slots)}q").pack_into
 class Kernels:
     """The compiled kernels of an engine, and the addresses that they get."""
 
-    def __init__(self, form: Form, memory: Memory, options: Any) -> None:
-        calls = np.array([[code.address(each.answer), code.address(each.learn)] for each in form.experts])
-        widths = np.array(form.hidden, np.int64)
+    def __init__(self, experts: Sequence[Expert], hidden: Sequence[int], memory: Memory, options: Any) -> None:
+        calls = np.array([[code.address(each.answer), code.address(each.learn)] for each in experts])
+        widths = np.array(hidden, np.int64)
         self.arrays = (memory.vector, memory.layout.numbers, widths, options, calls)
         self.fixed = tuple(array.ctypes.data for array in self.arrays)
         self.learn, self.predict = (CALL(code.address(kernel)) for kernel in (step.learn, step.predict))

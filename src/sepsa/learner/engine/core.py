@@ -110,7 +110,7 @@ class EngineState:
     def kernels(self) -> Kernels:
         """The kernels, with the addresses of what does not change from call to call."""
         if self._kernels is None:
-            self._kernels = Kernels(self.form, self.memory, self.options)
+            self._kernels = Kernels(self.form.experts, self.form.hidden, self.memory, self.options)
         return self._kernels
 
     def copy(self) -> EngineState:
