@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 from typing import TYPE_CHECKING, Any
 
 from sepsa._version import __version__
@@ -49,17 +48,8 @@ __all__ = [
 ]
 
 # Imported together when the first of them is asked for: the command line prints help and errors without torch.
-_CORE = {
-    "features": ("FourierFeatures",),
-    "heads": (
-        *("HeadSolver", "LogisticNewton", "NotFinite", "OnlineLBFGS", "PerOutput", "RLS"),
-        "SoftmaxNewton",
-    ),
-    "training.joint": ("muon",),
-    "training.observe": ("observe",),
-    "training.optimizer": ("SepSA",),
-}
-_LAZY = {"features", "heads", *itertools.chain(*_CORE.values())}
+_CORE = ("features", "heads", "training.joint", "training.observe", "training.optimizer")
+_LAZY = {"features", "heads", *__all__}
 _PLAIN = {"checkpoint": "", "load": "checkpoint", "save": "checkpoint"}  # which need numpy alone
 # Behind the extra `stream`, so imported when first asked for, and not for `import *`.
 _STREAM = {
@@ -85,9 +75,9 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'sepsa' has no attribute {name!r}")
     with needs_extra(f"sepsa.{name}", "torch"):
-        for home, names in _CORE.items():
+        for home in _CORE:
             module = importlib.import_module(f"sepsa.{home}")
-            globals().update({each: getattr(module, each) for each in names})
+            globals().update({each: vars(module)[each] for each in __all__ if each in vars(module)})
     return globals()[name]
 
 
