@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
+
+# Python's own signal module, which is made of this one, turns numbers into enums and back: ten times as long.
+from _signal import SIGINT, getsignal, signal  # type: ignore[import-not-found]
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
-
-try:  # Python's own signal module turns numbers into enums and back, which takes ten times as long.
-    from _signal import getsignal as _getsignal  # type: ignore[import-not-found]
-    from _signal import signal as _signal
-except ImportError:  # another Python than CPython
-    from signal import getsignal as _getsignal
-    from signal import signal as _signal
-
-_SIGINT = int(signal.SIGINT)
 
 
 class DeferredInterrupt:
@@ -35,12 +28,12 @@ class DeferredInterrupt:
     def __enter__(self) -> None:
         self.handler: Any = None
         if threading.current_thread() is threading.main_thread():
-            handler = _getsignal(_SIGINT)
+            handler = getsignal(SIGINT)
             if callable(handler):
                 self.pending = False
                 self.frame: FrameType | None = None
                 self.handler = handler  # first, because our handler calls it and may run at once
-                _signal(_SIGINT, self.note)
+                signal(SIGINT, self.note)
 
     def note(self, number: int, frame: FrameType | None) -> None:
         """The handler inside the context."""
@@ -55,10 +48,10 @@ class DeferredInterrupt:
     ) -> None:
         if self.handler is None:
             return
-        _signal(_SIGINT, self.handler)
+        signal(SIGINT, self.handler)
         if self.pending:
             frame, self.frame = self.frame, None
-            self.handler(_SIGINT, frame)
+            self.handler(SIGINT, frame)
 
 
 @contextmanager
