@@ -10,7 +10,6 @@ import contextlib
 import math
 import sys
 import traceback
-import warnings
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sepsa.states.tree import tensors_of
-from sepsa.torch_internals import active_ddp, foreach_copy, is_joined, parameters_of
+from sepsa.torch_internals import active_ddp, foreach_copy, parameters_of
 
 Headers: TypeAlias = list[list[int]]
 # The entries of a rank's header, integers that it sends before its rows; from _WIDTH on, all ranks must agree.
@@ -40,38 +39,16 @@ class Samples(NamedTuple):
 
     features: Tensor
     targets: Tensor
-    sample_weight: Tensor | None
+    sample_weight: Tensor | None = None
 
 
 # Whether there is a process group, False where torch was built without torch.distributed.
 is_initialized: Callable[[], bool] = dist.is_initialized if dist.is_available() else lambda: False
 
 
-def size_of(group: Any) -> int:
-    """The number of ranks of a group."""
+def size_of(group: Any = None) -> int:
+    """The number of ranks of a group; None: of the process."""
     return dist.get_world_size(group)
-
-
-def has_ranks(setting: Any) -> bool:
-    """Whether there are other ranks while the `setting` of the process group is "auto"."""
-    return setting == "auto" and dist.get_world_size() > 1
-
-
-def active_group(setting: Any, sharded: Any, ddp: DistributedDataParallel | None) -> Any:
-    """The process group whose ranks learn together in the forward of `ddp`, or None where this rank learns alone.
-
-    `setting` is a group, None for no exchange, or "auto": that of the DistributedDataParallel, or `sharded`, that of
-    fully_shard.
-    """
-    if ddp is not None and is_joined(ddp):
-        raise RuntimeError(
-            "a head cannot learn inside ddp.join(), where a rank that has run out of batches would miss the exchange "
-            "of samples: give all ranks the same number of batches, by DataLoader(..., drop_last=True) and a "
-            "DistributedSampler"
-        )
-    if setting == "auto":
-        setting = sharded if ddp is None else ddp.process_group
-    return setting if setting is not None and dist.get_world_size(setting) > 1 else None
 
 
 def is_sharded(parameter: Tensor) -> bool:
@@ -119,16 +96,6 @@ def takes_gradients(head: nn.Linear) -> bool:
     if ddp is None or not ddp.parameters_to_ignore:
         return ddp is not None
     return any(p is head.weight and name not in ddp.parameters_to_ignore for name, p in ddp.module.named_parameters())
-
-
-def warn_alone(name: str) -> None:
-    """Warn that every rank trains its own head."""
-    warnings.warn(
-        f"torch.distributed has {dist.get_world_size()} ranks, but the model is not inside DistributedDataParallel or "
-        f"fully_shard: the head {name!r} learns from this rank's samples alone. Wrap the model, or pass "
-        "SepSA(..., process_group=torch.distributed.group.WORLD), or process_group=None to train one head per rank",
-        stacklevel=5,
-    )
 
 
 def share_start(group: Any, head: nn.Linear, solver: Any) -> None:
@@ -179,43 +146,39 @@ def gather(group: Any, rows: Samples | None, error: Exception | None, offered: i
 
     `rows` is None where this rank's rows raised `error`: it is raised here, and a RuntimeError on the other ranks.
     """
-    rank, device = dist.get_rank(group), _device(group)
     headers, failure = share_headers(group, rows, error, REFUSED, offered)
     if failure:
         raise error if error is not None else RuntimeError(failure)
     assert rows is not None
-    counts = [header[_ROWS] for header in headers]
-    most, offered = max(counts), sum(header[_OFFERED] for header in headers)
-    if most == 0:
-        return None, offered
+    counts, offered = [header[_ROWS] for header in headers], sum(header[_OFFERED] for header in headers)
     filled = [header for header in headers if header[_ROWS]]
+    if not filled:
+        return None, offered
     for header in filled[1:]:
         if header[_WIDTH:] != filled[0][_WIDTH:]:
             raise ValueError(
                 f"ranks must hold samples of one kind, got {_kind(filled[0])} on rank {headers.index(filled[0])} and "
                 f"{_kind(header)} on rank {headers.index(header)}: give all ranks the same dtypes and shapes"
             )
-    if not counts[rank]:
-        rows = _empty(filled[0], rows.features.device)
+    width, target, x, y = filled[0][_WIDTH:]
+    kinds = [(_DTYPES[x], [width]), (_DTYPES[y], [target] if target >= 0 else [])]
     if any(header[_WEIGHTED] for header in filled):
         weight = rows.features.new_ones(len(rows.features)) if rows.sample_weight is None else rows.sample_weight
         rows = rows._replace(sample_weight=weight.double())
-    parts = [part for part in rows if part is not None]
-    flat = torch.cat([_bytes(part) for part in parts], 1)
-    padded = flat.new_zeros(most, flat.shape[1])
-    padded[: len(flat)] = flat
-    everyone = gather_equal(group, padded.to(device)[None]).to(flat.device)
+        kinds.append((torch.float64, []))
+    sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in kinds]
+    padded = torch.zeros(max(counts), sum(sizes), dtype=torch.uint8, device=_device(group))
+    if n := len(rows.features):
+        padded[:n] = torch.cat([_bytes(part) for part in rows if part is not None], 1)
+    everyone = gather_equal(group, padded[None]).to(rows.features.device)
     joined = torch.cat([everyone[k, :count] for k, count in enumerate(counts)])
-    columns = iter(torch.split_with_sizes(joined, [_width(part) * part.element_size() for part in parts], 1))
-    found = [
-        None if part is None else next(columns).clone().view(part.dtype).reshape(-1, *part.shape[1:]) for part in rows
-    ]
-    return Samples(*found), offered  # type: ignore[arg-type]
+    columns = zip(torch.split_with_sizes(joined, sizes, 1), kinds, strict=True)
+    return Samples(*(column.clone().view(dtype).reshape(-1, *shape) for column, (dtype, shape) in columns)), offered
 
 
 def capture_group(model: nn.Module, setting: Any, sharded: Any) -> Any:
     """The process group of a captured step, or None; raises an error where no graph can be captured."""
-    if setting is None or not is_initialized() or (setting == "auto" and not has_ranks(setting)):
+    if setting is None or not is_initialized() or (setting == "auto" and size_of() == 1):
         return None
     if isinstance(model, DistributedDataParallel):
         raise ValueError(
@@ -314,26 +277,10 @@ def _broadcast_object(group: Any, rank: int, value: Any) -> Any:
     return box[0]
 
 
-def _empty(header: list[int], device: torch.device) -> Samples:
-    """No samples, in the widths and dtypes of a header."""
-    width, target, x, y = header[_WIDTH:]
-    return Samples(
-        torch.zeros(0, width, dtype=_DTYPES[x], device=device),
-        torch.zeros((0,) if target < 0 else (0, target), dtype=_DTYPES[y], device=device),
-        None,
-    )
-
-
 def _bytes(part: Tensor) -> Tensor:
     """Rows of any dtype as bytes (n, width)."""
-    if not len(part):
-        return torch.zeros(0, _width(part) * part.element_size(), dtype=torch.uint8, device=part.device)
-    rows = part.detach().reshape(len(part), _width(part))
+    rows = part.detach().reshape(len(part), -1)
     return rows.clone(memory_format=torch.contiguous_format).view(torch.uint8)  # with strides that a view may divide
-
-
-def _width(part: Tensor) -> int:
-    return math.prod(part.shape[1:])
 
 
 def _device(group: Any) -> torch.device:

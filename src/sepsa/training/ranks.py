@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 import weakref
 from collections.abc import Callable
 from types import TracebackType
@@ -12,7 +13,7 @@ from torch import nn
 
 from sepsa.heads import HeadSolver
 from sepsa.ranks import exchange
-from sepsa.torch_internals import active_ddp
+from sepsa.torch_internals import active_ddp, is_joined
 
 
 class Ranks:
@@ -28,16 +29,31 @@ class Ranks:
 
     def group(self) -> Any:
         """The process group to learn with; None, with one warning, where other ranks exist in no known group."""
-        if self.setting is None:
+        group, ddp = self.setting, active_ddp()
+        if group is None:
             return None
-        ddp = active_ddp()
-        if ddp is not None and ddp is not self.ddp():
+        if ddp is not None:
             self.ddp = weakref.ref(ddp)
-        group = exchange.active_group(self.setting, self.sharded, ddp)
-        if group is None and not self.warned_alone and exchange.has_ranks(self.setting):
+            if is_joined(ddp):
+                raise RuntimeError(
+                    "a head cannot learn inside ddp.join(), where a rank that has run out of batches would miss the "
+                    "exchange of samples: give all ranks the same number of batches, by DataLoader(..., "
+                    "drop_last=True) and a DistributedSampler"
+                )
+        if group == "auto":
+            group = self.sharded if ddp is None else ddp.process_group
+        if group is not None and exchange.size_of(group) > 1:
+            return group
+        if self.setting == "auto" and not self.warned_alone and (ranks := exchange.size_of()) > 1:
             self.warned_alone = True
-            exchange.warn_alone(self.name)
-        return group
+            warnings.warn(
+                f"torch.distributed has {ranks} ranks, but the model is not inside DistributedDataParallel or "
+                f"fully_shard: the head {self.name!r} learns from this rank's samples alone. Wrap the model, or pass "
+                "SepSA(..., process_group=torch.distributed.group.WORLD), or process_group=None to train one head per "
+                "rank",
+                stacklevel=4,
+            )
+        return None
 
     def start_together(self, group: Any) -> bool:
         """Give all ranks the first one's head and solver, once. Returns whether this was the time."""
