@@ -21,7 +21,7 @@ from sepsa.heads.base.checks import (
 from sepsa.heads.base.head import OwnsHead, assign, head_of, shape_words
 from sepsa.heads.base.state_checks import read_solver, settings_of
 from sepsa.heads.cross_entropy.math import mean_loss, wrong_targets
-from sepsa.heads.least_squares.math import MEAN, mse_loss
+from sepsa.heads.least_squares.math import MEAN, copies, mse_loss
 from sepsa.heads.quasi_newton import KEYS, LBFGSState, compact, curve, direction, moved, remember, step_size
 from sepsa.validation import at_least, in_range
 
@@ -97,17 +97,12 @@ class OnlineLBFGS(OwnsHead):
         zero = torch.zeros_like(W)
         A = W.new_zeros(2, self.memory, W.numel())
         products = torch.zeros(self.memory, self.memory, dtype=torch.float64)
-        numbers = dict.fromkeys(LBFGSState._fields[10:-1], 0.0)
-        self._state = compact(
-            LBFGSState(W, W.clone(), W.clone(), zero, zero, A, products, products, 0, 0, **numbers, M=A)
-        )
+        self._state = compact(LBFGSState(W, W.clone(), W.clone(), zero, zero, A, products, products))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the settings, without the head's weights, which are in the `nn.Linear`."""
         self._ready()
-        given = ((key, getattr(self._state, key)) for key in KEYS)
-        state = {key: value.clone() if isinstance(value, Tensor) else value for key, value in given}
-        return state | settings_of(self)
+        return dict(zip(KEYS, copies(self._state[: len(KEYS)]), strict=True)) | settings_of(self)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -123,15 +118,18 @@ class OnlineLBFGS(OwnsHead):
         def make(loss_name: str, **others: Any) -> OnlineLBFGS:
             return OnlineLBFGS(loss=loss_name, dtype=self.dtype, **others)
 
-        linear = self._ready()
+        self._ready()
         saved, fresh = read_solver(self, state_dict, {*KEYS}, make)
-        W, memory = self._state.W, fresh.memory
-        of_head, of_pairs = (self.dtype, linear.weight.device), (torch.float64, torch.device("cpu"))
-        entries: list[Any] = [saved.tensor(key, tuple(W.shape), *of_head) for key in KEYS[:5]]
-        entries.append(saved.tensor("A", (2, memory, W.numel()), *of_head))
-        entries += [saved.tensor(key, (memory, memory), *of_pairs) for key in ("SY", "YY")]
-        entries += [saved.integer(key) for key in ("steps", "pairs")] + [saved.number(key, 0) for key in KEYS[10:]]
-        assign(self, **vars(fresh), _state=compact(LBFGSState._make([*entries, 1.0, W])))
+        state, memory = self._state, fresh.memory
+        shapes = {"A": (2, memory, state.W.numel()), "SY": (memory, memory), "YY": (memory, memory)}
+        entries: dict[str, Any] = {}
+        for key in KEYS:
+            own = getattr(state, key)
+            if isinstance(own, Tensor):
+                entries[key] = saved.tensor(key, shapes.get(key, tuple(own.shape)), own.dtype, own.device)
+            else:
+                entries[key] = saved.integer(key) if isinstance(own, int) else saved.number(key, 0)
+        assign(self, **vars(fresh), _state=compact(state._replace(**entries)))
 
     @property
     def steps(self) -> int:

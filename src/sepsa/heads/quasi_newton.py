@@ -56,14 +56,14 @@ class LBFGSState(NamedTuple):
     A: Tensor  # (2, l, mp): [S; Y], the newest pair last
     SY: Tensor  # (l, l), of which the upper triangle counts, float64 on the CPU as YY
     YY: Tensor  # (l, l)
-    steps: int
-    pairs: int  # those that A holds
-    samples: float  # N
-    pair_samples: float  # those that the pair in the making saw
-    slope_sum: float  # of gᵀd and gᵀd/η since H last changed
-    curvature_sum: float
-    gamma: float  # of H, which follows from the pairs
-    M: Tensor  # (2l, 2l), with zeros where a young memory has no pairs yet
+    steps: int = 0
+    pairs: int = 0  # those that A holds
+    samples: float = 0.0  # N
+    pair_samples: float = 0.0  # those that the pair in the making saw
+    slope_sum: float = 0.0  # of gᵀd and gᵀd/η since H last changed
+    curvature_sum: float = 0.0
+    gamma: float = 1.0  # of H, which follows from the pairs
+    M: Tensor = torch.empty(0)  # (2l, 2l), with zeros where a young memory has no pairs yet
 
 
 KEYS = LBFGSState._fields[:-2]  # of a saved state
@@ -91,7 +91,7 @@ def direction(state: LBFGSState, G: Tensor) -> tuple[Tensor, float, float]:
 def remember(state: LBFGSState) -> LBFGSState:
     """The pair in the making becomes the newest of the memory, and H that of the pairs now."""
     s = state.s.reshape(-1)
-    y = state.y.reshape(-1) / state.pair_samples if state.pair_samples else state.y.reshape(-1)
+    y = state.y.reshape(-1) / (state.pair_samples or 1.0)
     y = y + _DELTA * torch.linalg.vector_norm(y) * s
     # s is zero until the first step, and y may have become too large to square.
     if not (float(s @ y) > 0 and math.isfinite(float(y @ y))):
