@@ -104,7 +104,7 @@ class Observation:
         observer, targets = self.observer, self.targets
         check, observer.check = observer.check, None
         if check is not None:
-            check.judge(observer.name, self.observed)
+            check.judge(observer.name, observer.model, observer.head, self.observed)
         if observer.by_default and not self.captured:
             observer.by_default = False
             if targets.numel() > 1 and bool(((targets == 0) | (targets == 1)).all()):

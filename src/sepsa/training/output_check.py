@@ -19,48 +19,43 @@ class OutputCheck:
     is_asked: Callable[[], object] = staticmethod(lambda: None)  # whether a pass is one to check
 
     def __init__(self) -> None:
-        self.head: Tensor | None = None
-        self.model: list[Tensor] = []
+        self.outputs: dict[nn.Module, list[Tensor]] = {}  # of head and model
         self.handles: list[RemovableHandle] = []
 
     def watch(self, model: nn.Module, head: nn.Linear, is_asked: Callable[[], object]) -> None:
         """Note what both return from now on, in passes that are asked for."""
         self.is_asked = is_asked
-        self.handles = [head.register_forward_hook(self.note_head), model.register_forward_hook(self.note_model)]
+        self.handles = [module.register_forward_hook(self.note) for module in (head, model)]
 
-    def note_head(self, module: nn.Module, args: Any, output: Tensor) -> None:
-        """The hook on the head."""
+    def note(self, module: nn.Module, args: Any, output: Any) -> None:
+        """The hook on both."""
         if not torch.compiler.is_compiling() and self.is_asked():
-            self.head = output
-
-    def note_model(self, module: nn.Module, args: Any, output: Any) -> None:
-        """The hook on the model."""
-        if not torch.compiler.is_compiling() and self.is_asked():
-            self.model = [value for value in tensors_of(output) if isinstance(value, Tensor)]
+            self.outputs[module] = [value for value in tensors_of(output) if isinstance(value, Tensor)]
 
     def end(self) -> None:
         """Remove the hooks."""
         for handle in self.handles:
             handle.remove()
 
-    def judge(self, name: str, observed: Tensor | None) -> None:
+    def judge(self, name: str, model: nn.Module, head: nn.Linear, observed: Tensor | None) -> None:
         """Warn if the model's output differs from that of its head, of which the rows `observed` have a target."""
-        head = self.head
-        if head is None or not self.model:
+        outputs = self.outputs.get(model)
+        if not outputs or head not in self.outputs:
             return
-        given = [head.reshape(-1)]
+        (of_head,) = self.outputs[head]
+        given = [of_head.reshape(-1)]
         if observed is not None:  # a model may return the observed rows alone
-            given.append(head.reshape(len(observed), -1)[observed].reshape(-1))
+            given.append(of_head.reshape(len(observed), -1)[observed].reshape(-1))
         if any(
             output.numel() == rows.numel() and torch.equal(output.reshape(-1), rows.to(output))
-            for output in self.model
+            for output in outputs
             for rows in given
         ):
             return
-        shapes = ", ".join(str(tuple(output.shape)) for output in self.model)
+        shapes = ", ".join(str(tuple(output.shape)) for output in outputs)
         warnings.warn(
             f"the model's output {shapes} differs from the output of its head {name!r}, "
-            f"{tuple(head.shape)}: a layer follows the head (a sigmoid, a scaling, pooling), or this is not the "
+            f"{tuple(of_head.shape)}: a layer follows the head (a sigmoid, a scaling, pooling), or this is not the "
             "head. The head learns to output the targets itself: remove a sigmoid or softmax and use "
             "solver='logistic' or 'cross-entropy', whose losses take logits; else pass targets for the head's own "
             "output, or choose another nn.Linear by SepSA(model, base, head=...)",
