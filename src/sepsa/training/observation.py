@@ -292,18 +292,15 @@ class Observation:
 
     def draw(self, features: Tensor) -> exchange.Samples:
         """Draw `head_fraction` of the observed rows at random."""
-        flat, targets = features.detach().reshape(-1, features.shape[-1]), self.targets
-        fraction = self.observer.head_fraction
-        n, rows = len(flat), None if self.observed is None else self.observed.nonzero()[:, 0]
+        flat, targets, weight = features.detach().reshape(-1, features.shape[-1]), self.targets, self.sample_weight
+        fraction, n = self.observer.head_fraction, len(flat)
+        rows: Any = slice(None) if self.observed is None else self.observed.nonzero()[:, 0]
         if fraction < 1.0:
-            count = n if rows is None else len(rows)
+            count = len(flat[rows])
             drawn = torch.randperm(count, generator=self.observer.generator)[: math.ceil(fraction * count)]
-            rows = drawn.to(flat.device) if rows is None else rows[drawn.to(flat.device)]
+            rows = torch.arange(n, device=flat.device)[rows][drawn.to(flat.device)]
         targets = targets.detach().reshape((n,) if are_labels(features, targets) else (n, targets.shape[-1]))
-        weight = None if self.sample_weight is None else weight_rows(self.sample_weight, n)
-        if rows is not None:
-            flat, targets, weight = flat[rows], targets[rows], None if weight is None else weight[rows]
-        return exchange.Samples(flat, targets, weight)
+        return exchange.Samples(flat[rows], targets[rows], None if weight is None else weight_rows(weight, n)[rows])
 
     def find_observed(self, features: Tensor) -> bool:
         """Note which rows have a target. Returns whether some have none."""
@@ -319,7 +316,7 @@ class Observation:
             rows, n = self.observed, len(self.observed)
             outputs = outputs.reshape(n, -1)[rows]
             labels = targets.numel() == n and not targets.is_floating_point()
-            targets = (targets.reshape(n) if labels else targets.reshape(n, -1))[rows]
+            targets = targets.reshape((n,) if labels else (n, -1))[rows]
             weight = None if weight is None else weight_rows(weight, n)[rows]
             if not len(outputs):
                 return outputs.sum()  # 0, with a gradient of 0
