@@ -242,7 +242,7 @@ MUTANTS = [
            Tests(["tests/breaking/test_states.py"])),
     Mutant("states/sealed: a changed entry", "states/sealed.py", "if new.integer(CHECKSUM) != told:", "if False:",
            Tests(["tests/interfaces/test_delayed.py"], "damaged")),
-    Mutant("interrupt: forgotten", "interrupt.py", "self.handler(_SIGINT, frame)", "pass", INTERRUPT),
+    Mutant("interrupt: forgotten", "interrupt.py", "self.handler(SIGINT, frame)", "pass", INTERRUPT),
     Mutant("interrupt: the second one waits", "interrupt.py", "            self.handler(number, frame)",
            "            pass", INTERRUPT),
     Mutant("optimizer: no way back", "training/observation.py", "self.observer.rollback(self.before, self.reached)",

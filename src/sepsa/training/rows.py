@@ -29,12 +29,14 @@ def observed_rows(features: Tensor, targets: Tensor, partial: bool = False) -> T
     n = features.numel() // max(1, features.shape[-1])
     if not targets.numel() or targets.numel() % max(n, 1):
         return None
+    floating = targets.is_floating_point()
+    if not (partial or floating or are_labels(features, targets)):
+        return None
     each = targets.detach().reshape(n, -1)
-    if partial:
-        missing = (each.isnan() if targets.is_floating_point() else each == IGNORE_INDEX).all(1)
-    elif targets.is_floating_point():
-        absent = each.isnan()
-        some = absent.any(1) & ~absent.all(1)
+    absent = each.isnan() if floating else each == IGNORE_INDEX
+    missing = absent.all(1)
+    if floating and not partial:
+        some = absent.any(1) & ~missing
         if bool(some.any()):
             raise ValueError(
                 f"targets must be finite, or NaN for all outputs of a sample, got {int(some.sum())} samples that are "
@@ -42,11 +44,6 @@ def observed_rows(features: Tensor, targets: Tensor, partial: bool = False) -> T
                 "solver=PerOutput(RLS()), or LogisticNewton() for labels, or heads of their own, "
                 "SepSA(model, base, head=[...])"
             )
-        missing = absent[:, 0]
-    elif targets.shape != features.shape[:-1]:
-        return None
-    else:
-        missing = each[:, 0] == IGNORE_INDEX
     return ~missing if bool(missing.any()) else None
 
 
