@@ -183,13 +183,10 @@ class PerOutput(OwnsHead, Generic[S]):
         """
         self._ready()
         check_outputs(outputs, targets)
-        missing = targets.isnan()
-        one = (*outputs.shape, 1, 1)
-        loss = self.solvers[0].loss
-        for _ in outputs.shape:
-            loss = torch.func.vmap(loss)  # of one output of one sample each
-        each = loss(outputs.reshape(one), targets.where(~missing, 0).reshape(one))
-        return partial_targets.mean_loss(each, ~missing, sample_weight)
+        observed = ~targets.isnan()
+        one = (outputs.numel(), 1, 1)  # each output of each sample
+        each = torch.func.vmap(self.solvers[0].loss)(outputs.reshape(one), targets.where(observed, 0).reshape(one))
+        return partial_targets.mean_loss(each.reshape(outputs.shape), observed, sample_weight)
 
     @torch.no_grad()
     def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
