@@ -48,18 +48,18 @@ class BodyStep:
             loss = loss_fn(model(inputs), targets)
             return loss, loss.detach().abs() < math.inf, before  # isfinite takes more kernels
 
-        def fetch(inputs: Tensor, targets: Tensor, order: Tensor, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        def fetch(inputs: Tensor, targets: Tensor, order: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
             rows = order[place][0]
             place.add_(1)
-            return inputs[rows], targets[rows], rows
+            return inputs[rows], targets[rows]
 
         def step(loss: Tensor, flags: list[Tensor], before: list[Tensor]) -> None:
             finite = reduce(torch.logical_and, flags)
             last_loss.copy_(loss)
             skipped.add_(~finite)
             kept = [p for p, _ in moved]
-            state = [v for p in kept for v in optimizer.state.get(p, {}).values() if isinstance(v, Tensor)]
-            kept += [tensor for tensor in state if tensor.device == loss.device]
+            state = [v for p in kept for v in optimizer.state.get(p, {}).values()]
+            kept += [v for v in state if isinstance(v, Tensor) and v.device == loss.device]
             old = [tensor.clone() for tensor in kept]
             # The first step makes the state, which then has nothing to be undone to; it is never recorded.
             if compiled or optimizer.state or is_recorded(loss) or bool(finite):

@@ -108,9 +108,8 @@ def capture(
             "use RLS or SoftmaxNewton, or optimizer.learn without a graph"
         )
     check_optimizer(optimizer)
-    ranks = None if observer is None else observer.ranks
-    process_group = None if ranks is None else exchange.capture_group(model, ranks.setting, ranks.sharded)
-    return GraphStep(model, optimizer, inputs, targets, loss_fn, observer, compile, process_group)
+    group = observer and exchange.capture_group(model, observer.ranks.setting, observer.ranks.sharded)
+    return GraphStep(model, optimizer, inputs, targets, loss_fn, observer, compile, group)
 
 
 def check_optimizer(optimizer: Optimizer) -> None:
@@ -166,7 +165,7 @@ class GraphStep:
         loss_fn: Loss,
         observer: Observer | None,
         compile: bool | None,
-        process_group: Any = None,
+        process_group: Any,
     ) -> None:
         self.compile, self.process_group = compile, process_group
         if process_group is not None and observer is not None:
@@ -211,8 +210,24 @@ class GraphStep:
     def run(self, inputs: Tensor, targets: Tensor, order: Tensor) -> None:
         if order.ndim != 2 or order.dtype != torch.long:
             raise ValueError(f"order must be (steps, batch) of torch.long, got {tuple(order.shape)} of {order.dtype}")
-        for part in self._within_epochs(order):
-            self._run(inputs, targets, part)
+        for group, rate, options in zip(self.optimizer.param_groups, self._rates, self._options, strict=True):
+            rate.fill_(float(group["lr"]))
+            for name, value in options.items():
+                if group[name] != value:
+                    raise ValueError(
+                        f"a captured step has {name}={value!r}, and now it is {group[name]!r}: capture again, and let "
+                        "a scheduler change the rate alone, as by cycle_momentum=False"
+                    )
+        for left in self._within_epochs(order):
+            while len(left):
+                key = (inputs.data_ptr(), targets.data_ptr(), order.shape[1], *self._prepare())
+                count = (None if self.solver is None else self.solver.replays()) or len(left)
+                if key not in self._graphs:
+                    if self.process_group is not None:
+                        exchange.check_same(self.process_group, "order's batch size", order.shape[1], inputs.device)
+                    self._graphs[key] = DataSetGraphs(self, inputs, targets, order.shape[1])
+                self._graphs[key].run(left[:count])
+                left = left[count:]
 
     def _within_epochs(self, order: Tensor) -> Iterator[Tensor]:
         """The batches of an order in parts, in which the head forgets alike."""
@@ -234,30 +249,6 @@ class GraphStep:
         ranks = 1 if self.process_group is None else exchange.size_of(self.process_group)
         return ranks * order.shape[1] * observer.rows_per_sample
 
-    def _run(self, inputs: Tensor, targets: Tensor, order: Tensor) -> None:
-        for group, rate, options in zip(self.optimizer.param_groups, self._rates, self._options, strict=True):
-            rate.fill_(float(group["lr"]))
-            for name, value in options.items():
-                if group[name] != value:
-                    raise ValueError(
-                        f"a captured step has {name}={value!r}, and now it is {group[name]!r}: capture again, and let "
-                        "a scheduler change the rate alone, as by cycle_momentum=False"
-                    )
-        while len(order):
-            fixed = self._prepare()
-            count = (None if self.solver is None else self.solver.replays()) or len(order)
-            self._replay(inputs, targets, order[:count], fixed)
-            order = order[count:]
-
-    def _replay(self, inputs: Tensor, targets: Tensor, order: Tensor, fixed: tuple[Hashable, ...]) -> None:
-        key = (inputs.data_ptr(), targets.data_ptr(), order.shape[1], *fixed)
-        graphs = self._graphs.get(key)
-        if graphs is None:
-            if self.process_group is not None:
-                exchange.check_same(self.process_group, "order's batch size", order.shape[1], inputs.device)
-            graphs = self._graphs[key] = DataSetGraphs(self, inputs, targets, order.shape[1])
-        graphs.run(order)
-
     @property
     def skipped(self) -> int:
         return int(self._skipped)
@@ -269,11 +260,8 @@ class GraphStep:
         head = "frozen" if self.observer.is_frozen() else self.solver.prepare_capture()
         return self.model.training, self.observer.head_fraction, head
 
-    def iterate(self, inputs: Tensor, targets: Tensor, rows: Tensor) -> None:
-        """Run one iteration without a host synchronization. A batch whose loss is not finite changes nothing.
-
-        `rows` are the indices of the batch in its data set.
-        """
+    def iterate(self, inputs: Tensor, targets: Tensor) -> None:
+        """Run one iteration without a host synchronization. A batch whose loss is not finite changes nothing."""
         self._clear_gradients()
         body, finishes = self.body, False
         if self.observer is None:
@@ -341,9 +329,7 @@ class DataSetGraphs:
                 done += steps
 
     def _iterate(self) -> None:
-        step = self.step
-        inputs, targets, rows = step.body.fetch(self.inputs, self.targets, self.order, self.place)
-        step.iterate(inputs, targets, rows)
+        self.step.iterate(*self.step.body.fetch(self.inputs, self.targets, self.order, self.place))
 
     def _on_side_stream(self) -> None:
         step, side, place = self.step, self.step.stream, self.place.clone()
