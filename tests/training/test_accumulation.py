@@ -117,7 +117,7 @@ def test_a_micro_batch_without_targets_forgets_nothing():
 
 
 def test_what_is_refused():
-    with pytest.raises(ValueError, match="forget_per must be 'update' or 'step', got 'epoch'"):
+    with pytest.raises(ValueError, match="forget_per must be one of 'update', 'step', got 'epoch'"):
         SepSA(network(9), torch.optim.SGD, lr=0.1, forget_per="epoch")
     for solver in (SlimTik(), PerOutput(SlimTik())):
         with pytest.raises(TypeError, match="needs a solver that can learn without forgetting, got"):

@@ -23,9 +23,8 @@ from sepsa.heads.base.state_checks import read_solver, settings_of
 from sepsa.heads.cross_entropy.math import mean_loss, wrong_targets
 from sepsa.heads.least_squares.math import MEAN, copies, mse_loss
 from sepsa.heads.quasi_newton import KEYS, LBFGSState, compact, curve, direction, moved, remember, step_size
-from sepsa.validation import at_least, in_range
+from sepsa.validation import at_least, in_range, one_of
 
-_LOSSES = ("squared", "cross-entropy")
 HALF_PRECISION = 1e-2  # off a sum of 1: what rounding leaves of soft labels in half precision
 _BETA = 0.8  # any value from 0.5 to 0.95 does as well
 
@@ -82,8 +81,7 @@ class OnlineLBFGS(OwnsHead):
         bias_ridge: float | Literal["ridge"] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        if loss not in _LOSSES:
-            raise ValueError(f"loss must be one of {', '.join(map(repr, _LOSSES))}, got {loss!r}")
+        one_of("loss", loss, ("squared", "cross-entropy"))
         at_least("memory", memory, 1)
         check_dtype(dtype)
         self.loss_name, self.memory, self.dtype = loss, memory, dtype
@@ -219,8 +217,7 @@ class OnlineLBFGS(OwnsHead):
         W = parameters.follow(linear, state.W)
         Z = state.Z + (W - state.W)  # zero, unless somebody set the head
         V = torch.lerp(Z, W, _BETA)
-        both = Phi @ torch.cat([V, state.s]).T
-        outputs, along_s = both[:, :m], both[:, m:]
+        outputs, along_s = (Phi @ torch.cat([V, state.s]).T).chunk(2, 1)
         if self.loss_name == "squared":
             P, E = None, outputs - T
         else:

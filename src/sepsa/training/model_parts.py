@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from sepsa.torch_internals import parameters_of
 from sepsa.training.joint import Base, JointOptimizer, parts_of
 from sepsa.training.observe import by_name, is_collection
 from sepsa.training.observer import observers_of
+from sepsa.validation import one_of
 
 
 def find_heads(model: nn.Module, head: Any) -> dict[str, nn.Linear]:
@@ -77,26 +78,23 @@ def check_head(name: str, head: nn.Linear) -> None:
             )
 
 
-# Solvers by the loss that a user names, with settings that fit most networks: benchmarks/heads/defaults.py and
+# Solvers by the loss that a user names. Their ridge by evidence fits most networks: benchmarks/heads/defaults.py and
 # class_defaults.py.
-DEFAULTS: dict[str, Callable[[], HeadSolver]] = {
-    "squared": lambda: RLS(ridge="evidence"),
-    "cross-entropy": lambda: SoftmaxNewton(ridge="evidence"),
-    "logistic": lambda: LogisticNewton(ridge="evidence"),
-}
+DEFAULTS: dict[str, Any] = {"squared": RLS, "cross-entropy": SoftmaxNewton, "logistic": LogisticNewton}
 
 
 def solvers_for(names: list[str], given: Any, several: bool) -> dict[str, HeadSolver]:
     """The solvers by the heads' names: a default one for each head without one."""
-    if given is None or isinstance(given, str):
-        if given is not None and given not in DEFAULTS:
-            raise ValueError(f"solver must be a solver, None or one of {sorted(DEFAULTS)}, got {given!r}")
-        return {name: DEFAULTS[given or "squared"]() for name in names}
+    loss = "squared" if given is None else given
+    if isinstance(loss, str):
+        if loss not in DEFAULTS:
+            raise ValueError(f"solver must be a solver, None or one of {sorted(DEFAULTS)}, got {loss!r}")
+        return {name: DEFAULTS[loss](ridge="evidence") for name in names}
     if not several:
         return {names[0]: checked_solver(given)}
     if is_collection(given):
         found = by_name("solver", given, names)
-        return {name: checked_solver(found.get(name) or DEFAULTS["squared"]()) for name in names}
+        return {name: checked_solver(found.get(name) or RLS(ridge="evidence")) for name in names}
     raise TypeError(
         f"solver must be a dict or a sequence with one solver for each of the heads {names}, "
         f"got one {type(given).__name__}: a solver owns one head"
@@ -117,8 +115,7 @@ def checked_solver(given: Any) -> HeadSolver:
 
 def check_forgetting(forget_per: str, samples_per_epoch: int | None, solvers: dict[str, Any], is_default: bool) -> None:
     """Raise an error for an unknown `forget_per`, and for solvers whose forgetting cannot be set so."""
-    if forget_per not in ("update", "step"):
-        raise ValueError(f"forget_per must be 'update' or 'step', got {forget_per!r}")
+    one_of("forget_per", forget_per, ("update", "step"))
     for solver in solvers.values():
         if forget_per == "step" and not hasattr(solver, "forgets"):  # isinstance asks no property from Python 3.12 on
             raise TypeError(
