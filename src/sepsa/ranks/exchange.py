@@ -25,9 +25,6 @@ from sepsa.torch_internals import active_ddp, foreach_copy, parameters_of
 Headers: TypeAlias = list[list[int]]
 # The entries of a rank's header, integers that it sends before its rows; from _WIDTH on, all ranks must agree.
 _ROWS, _FAILED, _WEIGHTED, _OFFERED, _WIDTH = range(5)
-# Values of the entry _FAILED; 0 for a rank that has not failed.
-REFUSED, NOT_REACHED = 1, 2
-_FAILURES = {REFUSED: "refused its samples", NOT_REACHED: "failed before its samples reached the head"}
 _DTYPES = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
@@ -125,19 +122,19 @@ def share_start(group: Any, head: nn.Linear, solver: Any) -> None:
 
 
 def share_headers(
-    group: Any, rows: Samples | None, error: Exception | None, failure: int, offered: int = 0
+    group: Any, rows: Samples | None, error: Exception | None, failure: str, offered: int = 0
 ) -> tuple[Headers, str]:
     """The headers of all ranks and, if a rank failed, its number and the reason. `failure` is that of this rank."""
     try:
-        header = _header(rows, failure, offered)
+        header = _header(rows, offered)
     except ValueError as unknown:
-        header, error = _header(None, REFUSED), unknown
+        header, error = _header(None), unknown
     headers: Headers = gather_equal(group, header.to(_device(group))[None]).tolist()
     failed = next((rank for rank, header in enumerate(headers) if header[_FAILED]), None)
     if failed is None:
         return headers, ""
-    reason = _broadcast_object(group, failed, error and _words(error))
-    return headers, f"rank {failed} {_FAILURES[headers[failed][_FAILED]]}, so no rank has learned: {reason}"
+    reason = _broadcast_object(group, failed, f"{failure}, so no rank has learned: {error and _words(error)}")
+    return headers, f"rank {failed} {reason}"
 
 
 def gather(group: Any, rows: Samples | None, error: Exception | None, offered: int) -> tuple[Samples | None, int]:
@@ -146,9 +143,9 @@ def gather(group: Any, rows: Samples | None, error: Exception | None, offered: i
 
     `rows` is None where this rank's rows raised `error`: it is raised here, and a RuntimeError on the other ranks.
     """
-    headers, failure = share_headers(group, rows, error, REFUSED, offered)
+    headers, failure = share_headers(group, rows, error, "refused its samples", offered)
     if failure:
-        raise error if error is not None else RuntimeError(failure)
+        raise error or RuntimeError(failure)
     assert rows is not None
     counts, offered = [header[_ROWS] for header in headers], sum(header[_OFFERED] for header in headers)
     filled = [header for header in headers if header[_ROWS]]
@@ -239,10 +236,10 @@ def on_all_ranks(group: Any, flag: Tensor) -> Tensor:
     return flag.bool()
 
 
-def _header(rows: Samples | None, failure: int, offered: int = 0) -> Tensor:
+def _header(rows: Samples | None, offered: int = 0) -> Tensor:
     """What this rank has, None after a failure; -1 as a width: class indices."""
     if rows is None:
-        return torch.tensor([0, failure] + [0] * 6)
+        return torch.tensor([0, 1] + [0] * 6)
     x, y, w = rows
     for part in (x, y):
         if part.dtype not in _DTYPES:

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads import RLS, HeadSolver, LearnsPartly, Revertible, Settles
+from sepsa.heads import RLS, HeadSolver, Revertible, Settles
 from sepsa.heads.base.checks import own_parameters
 from sepsa.heads.least_squares.math import copies
+from sepsa.ranks.exchange import sharded_group
 from sepsa.torch_internals import buffers_of, compiler_of_frames, parameters_of, pre_hooks_of
 from sepsa.training.epochs import Epochs
 from sepsa.training.output_check import OutputCheck
@@ -35,7 +36,7 @@ class Checkpoint(NamedTuple):
 
     state: Any  # the solver's checkpoint; of one that is not `Revertible`, its state and the head's parameters
     counters: tuple[int, bool, bool]
-    epochs: tuple[Any, ...]
+    epochs: Any  # that of `Epochs`, if there are any
     generator: Tensor | None  # where rows are drawn
     statistics: list[tuple[Tensor, Tensor]]  # buffers of normalization layers, and copies of them
 
@@ -65,7 +66,7 @@ class Observer:
         self.by_default = by_default  # whether the user named no solver, and no targets have come yet
         self.shapes = [None if p is None else p.shape for p in own_parameters(head)]
         self.generator = torch.Generator().manual_seed(torch.initial_seed())
-        self.ranks = Ranks(model, name, head, solver, process_group)
+        self.ranks = Ranks(name, head, solver, process_group)
         self.attach()
         self.check = None if model is head else OutputCheck()
 
@@ -75,8 +76,9 @@ class Observer:
         """Put a hook on the head, in place of that of an earlier observer; look up what solver and model have."""
         self.refuses_missing = type(self.solver) is RLS
         self.revertible, self.settles = isinstance(self.solver, Revertible), isinstance(self.solver, Settles)
-        self.partial_targets = isinstance(self.solver, LearnsPartly) and self.solver.learns_partly
+        self.partial_targets = getattr(self.solver, "learns_partly", False)
         self.normalizations = [module for module in self.model.modules() if hasattr(module, "track_running_stats")]
+        self.ranks.sharded = sharded_group(self.model)
         head = {id(parameter) for parameter in self.head.parameters()}
         self.body = [parameter for parameter in self.model.parameters() if id(parameter) not in head]
         for module in (self.head, *self.model.modules()):
@@ -157,7 +159,7 @@ class Observer:
         return Checkpoint(
             state,
             (self.body_steps, self.learned, self.expects_missing),
-            () if self.epochs is None else self.epochs.checkpoint(),
+            self.epochs and self.epochs.checkpoint(),
             None if self.head_fraction == 1.0 else self.generator.get_state(),
             self._statistics() if statistics and self.normalizations else [],
         )

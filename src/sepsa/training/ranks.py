@@ -23,9 +23,10 @@ class Ranks:
     warned_alone = False
     ddp: Callable[[], Any] = staticmethod(lambda: None)  # a weak reference to the DistributedDataParallel, once known
 
-    def __init__(self, model: nn.Module, name: str, head: nn.Linear, solver: HeadSolver, setting: Any) -> None:
-        self.model, self.name, self.head, self.solver, self.setting = model, name, head, solver, setting
-        self.sharded = exchange.sharded_group(model)  # the group of fully_shard, if the model is sharded
+    sharded: Any = None  # the group of fully_shard, if the model is sharded
+
+    def __init__(self, name: str, head: nn.Linear, solver: HeadSolver, setting: Any) -> None:
+        self.name, self.head, self.solver, self.setting = name, head, solver, setting
 
     def group(self) -> Any:
         """The process group to learn with; None, with one warning, where other ranks exist in no known group."""
@@ -78,12 +79,8 @@ class Ranks:
         with contextlib.suppress(Exception):  # the failure itself is raised, whatever happens to the other ranks
             if ddp is not None and trace is not None and inside is None:
                 exchange.enter_forward(ddp)  # as the others do, before they reach the head
-            exchange.share_headers(group, None, error, exchange.NOT_REACHED)
+            exchange.share_headers(group, None, error, "failed before its samples reached the head")
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {name: value for name, value in vars(self).items() if name != "ddp"}
-        return state | {"sharded": None, "setting": self.setting if self.setting in ("auto", None) else "auto"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self.sharded = exchange.sharded_group(self.model)
+        state = {name: value for name, value in vars(self).items() if name not in ("ddp", "sharded")}
+        return state | {"setting": self.setting if self.setting in ("auto", None) else "auto"}
