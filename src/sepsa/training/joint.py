@@ -37,7 +37,6 @@ class JointOptimizer(Optimizer):
         self.state = defaultdict(dict)
         for optimizer in self.optimizers:
             self.state.update(optimizer.state)
-        for optimizer in self.optimizers:
             optimizer.state = self.state
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -70,11 +69,8 @@ class JointOptimizer(Optimizer):
             optimizer.load_state_dict({"state": state, "param_groups": own})
         self._join()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"optimizers": self.optimizers}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        JointOptimizer.__init__(self, state["optimizers"])
+    def __reduce__(self) -> Any:
+        return JointOptimizer, (self.optimizers,)
 
 
 def parts_of(optimizer: Optimizer) -> list[Optimizer]:

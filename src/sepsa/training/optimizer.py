@@ -116,10 +116,10 @@ class SepSA(Optimizer):
         check_forgetting(forget_per, samples_per_epoch, solvers, is_default)
         for name, linear in heads.items():
             solvers[name].bind(linear)
-        sets, how = samples_per_epoch is not None or forget_per == "step", (samples_per_epoch, forget_per == "step")
+        how = samples_per_epoch, forget_per == "step"
         self._observers = []
         for name, linear in heads.items():
-            epochs = Epochs(solvers[name], linear.in_features, *how) if sets else None
+            epochs = Epochs(solvers[name], linear.in_features, *how) if any(how) else None
             self._observers.append(Observer(model, name, solvers[name], linear, epochs, process_group, solver is None))
         # Called with targets and weights at each step.
         self._observation: Callable[..., Observation | Observations] = partial(Observations, self._observers)
@@ -352,7 +352,7 @@ class SepSA(Optimizer):
         """
         if not inputs.is_cuda:
             check_devices(inputs, targets)
-            return PlainStep(lambda x, y: self.learn(x, y, loss_fn))
+            return PlainStep(partial(self.learn, loss_fn=loss_fn))
         return capture(self.model, self.base, inputs, targets, loss_fn or self.solver.loss, self._observer, compile)
 
     # ------------------------------------------------------------------ the Optimizer's contract
@@ -405,8 +405,8 @@ class SepSA(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         # As torch's optimizers: without hooks, and without the `step` of a scheduler, which belong to this object.
         left = {"param_groups", "state", *dir(type(self))}
-        kept = {name: value for name, value in vars(self).items() if name not in left}
-        return {name: value for name, value in kept.items() if not name.startswith(("_optimizer_", "_opt_called"))}
+        own = [name for name in vars(self) if not name.startswith(("_optimizer_", "_opt_called"))]
+        return {name: vars(self)[name] for name in own if name not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -71,11 +71,10 @@ def predict_with_std(model: nn.Module, observers: Sequence[Observer], inputs: An
             hooks.callback(observer.head.register_forward_hook(partial(note, calls[observer.name])).remove)
         with torch.compiler.set_stance("force_eager"):  # a compiled model does not call hooks that came after it
             outputs = model(inputs)
-        if not several:
-            (observer,) = observers
-            return Posterior(outputs, deviation(observer, calls[observer.name], outputs))
-        named = by_name("the model's outputs", outputs, list(calls))
+        named = by_name("the model's outputs", outputs, list(calls)) if several else dict.fromkeys(calls, outputs)
         found = {o.name: deviation(o, calls[o.name], named[o.name]) for o in observers if o.name in named}
+        if not several:
+            return Posterior(outputs, *found.values())
         return Posterior(outputs, found if isinstance(outputs, Mapping) else tuple(found.values()))  # type: ignore[arg-type]
 
 
