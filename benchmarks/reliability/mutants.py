@@ -217,7 +217,7 @@ MUTANTS = [
            "weighted_mean(each, weight.reshape(n).to(each.dtype))", "(weight.reshape(n) * each).sum() / n", MASKS),
     Mutant("training/observation: stays frozen", OBSERVATION, "parameter.requires_grad = True", "pass",
            OPTIMIZER),
-    Mutant("training/rows: any negative label", "training/rows.py", "each[:, 0] == IGNORE_INDEX", "each[:, 0] < 0",
+    Mutant("training/rows: any negative label", "training/rows.py", "else each == IGNORE_INDEX", "else each < 0",
            MASKS),
     Mutant("training/rows: in part", "training/rows.py", "if bool(some.any()):", "if False:", MASKS),
     Mutant("training/prediction: modes", "training/prediction.py", "module.training = mode", "pass", PREDICT),

@@ -50,7 +50,7 @@ __all__ = [
 # Imported together when the first of them is asked for: the command line prints help and errors without torch.
 _CORE = ("features", "heads", "training.joint", "training.observe", "training.optimizer")
 _LAZY = {"features", "heads", *__all__}
-_PLAIN = {"checkpoint": "", "load": "checkpoint", "save": "checkpoint"}  # which need numpy alone
+_PLAIN = ("checkpoint", "load", "save")  # the module of checkpoints and two of its names, which need numpy alone
 # Behind the extra `stream`, so imported when first asked for, and not for `import *`.
 _STREAM = {
     "OnlineIntervals": "sepsa.forecast",
@@ -71,7 +71,7 @@ def __getattr__(name: str) -> Any:
             return getattr(importlib.import_module(_STREAM[name]), name)
     if name in _PLAIN:
         checkpoint = importlib.import_module("sepsa.checkpoint")
-        return getattr(checkpoint, name) if _PLAIN[name] else checkpoint
+        return getattr(checkpoint, name, checkpoint)
     if name not in _LAZY:
         raise AttributeError(f"module 'sepsa' has no attribute {name!r}")
     with needs_extra(f"sepsa.{name}", "torch"):

@@ -31,7 +31,6 @@ class DeferredInterrupt:
             handler = getsignal(SIGINT)
             if callable(handler):
                 self.pending = False
-                self.frame: FrameType | None = None
                 self.handler = handler  # first, because our handler calls it and may run at once
                 signal(SIGINT, self.note)
 
@@ -90,8 +89,7 @@ def new_lock() -> Any:
 
 def lock_of(owner: Any) -> Any:
     """The lock of an object whose constructor may set nothing but its parameters."""
-    lock = vars(owner).get("_lock")
-    return vars(owner).setdefault("_lock", new_lock()) if lock is None else lock
+    return vars(owner).get("_lock") or vars(owner).setdefault("_lock", new_lock())
 
 
 def locked(method: Method) -> Method:
