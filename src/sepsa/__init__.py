@@ -61,8 +61,9 @@ _STREAM = {
 }
 # What a checkpoint may hold of them; `load` imports the module, in which the class registers itself.
 REGISTERED_BY.update({f"sepsa.{name}": module for name, module in _STREAM.items()})
-REGISTERED_BY.update({"sepsa.river": "sepsa.river", "sepsa stream": "sepsa.shell.model"})
-REGISTERED_BY["sepsa forecast"] = "sepsa.shell.series"
+REGISTERED_BY.update(
+    {"sepsa.river": "sepsa.river", "sepsa stream": "sepsa.shell.model", "sepsa forecast": "sepsa.shell.series"}
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -22,7 +22,7 @@ from sepsa.heads.base.head import OwnsHead, assign, head_of, shape_words
 from sepsa.heads.base.state_checks import read_solver, settings_of
 from sepsa.heads.cross_entropy.math import mean_loss, wrong_targets
 from sepsa.heads.least_squares.math import MEAN, copies, mse_loss
-from sepsa.heads.quasi_newton import KEYS, LBFGSState, compact, curve, direction, moved, remember, step_size
+from sepsa.heads.quasi_newton import KEYS, LBFGSState, compact, curve, direction, remember, step_size
 from sepsa.validation import at_least, in_range, one_of
 
 HALF_PRECISION = 1e-2  # off a sum of 1: what rounding leaves of soft labels in half precision
@@ -156,8 +156,10 @@ class OnlineLBFGS(OwnsHead):
     def _ready(self) -> nn.Linear:
         """The head, with the state where it is."""
         linear = head_of(self)
-        if linear.weight.device != self._state.W.device:
-            assign(self, _state=moved(self._state, linear.weight.device))
+        device, state = linear.weight.device, self._state
+        if device != state.W.device:
+            large = [tensor.to(device) for tensor in state[:6]]
+            assign(self, _state=compact(LBFGSState._make([*large, *state[6:]])))
         return linear
 
     # ------------------------------------------------------------------ learning

@@ -69,11 +69,6 @@ class LBFGSState(NamedTuple):
 KEYS = LBFGSState._fields[:-2]  # of a saved state
 
 
-def moved(state: LBFGSState, device: torch.device) -> LBFGSState:
-    """The state with its large tensors on another device."""
-    return compact(LBFGSState._make((*(tensor.to(device) for tensor in state[:6]), *state[6:])))
-
-
 def direction(state: LBFGSState, G: Tensor) -> tuple[Tensor, float, float]:
     """d/‖d‖ (m, p) for d = Hg, ‖d‖ and gᵀd/‖d‖; where rounding made Hg no descent, the same for d = g."""
     g = G.reshape(-1)
