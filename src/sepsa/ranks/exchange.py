@@ -217,11 +217,9 @@ def gather_equal(group: Any, rows: Tensor) -> Tensor:
 
 def average_gradients(group: Any, parameters: Iterable[Tensor]) -> None:
     """Set every gradient to its mean over ranks, as DistributedDataParallel does, by one all-reduce per dtype."""
-    by_dtype: dict[torch.dtype, list[Tensor]] = {}
-    for parameter in parameters:
-        if parameter.grad is not None:
-            by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
-    for gradients in by_dtype.values():
+    found = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    for dtype in dict.fromkeys(gradient.dtype for gradient in found):  # in one order on all ranks
+        gradients = [gradient for gradient in found if gradient.dtype == dtype]
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         dist.all_reduce(flat, group=group)
         flat /= dist.get_world_size(group)
