@@ -73,7 +73,7 @@ class LevelMeans:
     def state_dict(self) -> dict[str, Any]:
         slots = np.flatnonzero(self.keys)
         arrays = {"keys": self.keys[slots], "counts": self.counts[slots], "sums": self.sums[slots]}
-        return arrays | {"rows": self.rows, "total": self.total.copy()}
+        return arrays | {"rows": self.rows, "total": self.total}
 
     @classmethod
     def from_state(cls, outputs: int, state: dict[str, Any]) -> LevelMeans:
@@ -81,5 +81,5 @@ class LevelMeans:
         out, slots = cls(outputs), state["keys"] % SLOTS
         for name in ("keys", "counts", "sums"):
             vars(out)[name][slots] = state[name]
-        out.rows, out.total = state["rows"], state["total"].copy()
+        out.rows, out.total = state["rows"], state["total"]
         return out
