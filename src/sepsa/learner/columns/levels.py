@@ -55,19 +55,26 @@ class LevelMeans:
 
     def learn(self, keys: NDArray[np.int64], Y: Floats) -> Floats:
         """Add rows in order; returns the values (n, outputs) of each before it was added."""
-        targets = np.clip(Y[:, : self.sums.shape[1]], -HUGE, HUGE)
-        out = np.empty(targets.shape)
+        out, (sums, squares) = np.empty((len(keys), self.sums.shape[1])), self.total.tolist()
+        targets = np.clip(Y[:, : out.shape[1]], -HUGE, HUGE).tolist()
+        levels: dict[int, list[float]] = {}  # whether the level has its slot, its rows and its sums
         for i, (key, y) in enumerate(zip(keys.tolist(), targets, strict=True)):
-            slot, prior = key % SLOTS, PRIOR * self.total[0] / max(self.rows, 1)
-            self.keys[slot] = self.keys[slot] or key
-            if self.keys[slot] == key:
-                out[i] = (self.sums[slot] + prior) / (self.counts[slot] + PRIOR)
-                self.counts[slot] += 1
-                self.sums[slot] += y
-            else:
-                out[i] = prior / PRIOR
-            self.total += y, y * y
+            if key not in levels:
+                slot = key % SLOTS
+                self.keys[slot] = self.keys[slot] or key
+                mine = float(self.keys[slot] == key)
+                levels[key] = [mine, mine * float(self.counts[slot]), *(mine * self.sums[slot]).tolist()]
+            level = levels[key]
+            for k, value in enumerate(y):
+                out[i, k] = (level[2 + k] + PRIOR * sums[k] / max(self.rows, 1)) / (level[1] + PRIOR)
+                level[2 + k] += level[0] * value
+                sums[k], squares[k] = sums[k] + value, squares[k] + value * value
+            level[1] += level[0]
             self.rows += 1
+        for key, (mine, n, *found) in levels.items():
+            if mine:
+                self.counts[key % SLOTS], self.sums[key % SLOTS] = n, found
+        self.total = np.array([sums, squares])
         return out
 
     def state_dict(self) -> dict[str, Any]:
