@@ -45,7 +45,7 @@ class Sample(BaseModel):
 
 def save() -> None:
     global unsaved
-    model.save(PATH, position=(learned, keys), keep=3)
+    model.save(PATH, position=(learned, keys))
     unsaved = 0
 
 

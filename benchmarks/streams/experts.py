@@ -83,7 +83,7 @@ def leaving_out(place: int) -> Expert:
 
 def able(kind: str) -> list[Expert]:
     """The experts that answer for targets of a kind, in the order of their answers."""
-    return [each for each in EXPERTS if not (each.for_classes if kind == "regression" else each.for_numbers)]
+    return [each for each in EXPERTS if kind == "classification" or not each.for_classes]
 
 
 def variants(kind: str) -> list[str]:

@@ -75,7 +75,7 @@ def test_where_there_is_no_room_the_old_one_stays(old, room):
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))  # no file may grow beyond it: what a quota does
     try:
         with pytest.raises(OSError, match=r"File too large"):
-            sepsa.save(NEW, old, keep=3)
+            sepsa.save(NEW, old)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     check_old(old)
@@ -131,7 +131,7 @@ def test_many_write_and_many_read_at_once(old, tally):
                 end = time.monotonic() + 1.0
                 while time.monotonic() < end:
                     with contextlib.suppress(CheckpointError):
-                        sepsa.save({"a": np.full(2000, float(i))}, old, keep=2)
+                        sepsa.save({"a": np.full(2000, float(i))}, old)
             finally:
                 os._exit(0)
         children.append(pid)
@@ -252,15 +252,11 @@ def test_a_file_that_is_replaced_keeps_its_permissions():
 
 def test_no_file_of_the_user_is_deleted():
     for value in (1, 2):
-        sepsa.save({"a": value}, "m.sepsa", keep=3)
-    for name, words in (
-        ("m.sepsa.2", r"keep=3 needs the name .*m\.sepsa\.2, which is not a checkpoint: move it"),
-        ("m.sepsa.lock", r"m\.sepsa\.lock exists and is not a lock file of sepsa"),
-    ):
-        Path(name).write_text("mine")
-        with pytest.raises(CheckpointError, match=words):
-            sepsa.save({"a": 3}, "m.sepsa", keep=3)
-        assert Path(name).read_text() == "mine"
+        sepsa.save({"a": value}, "m.sepsa")
+    Path("m.sepsa.lock").write_text("mine")
+    with pytest.raises(CheckpointError, match=r"m\.sepsa\.lock exists and is not a lock file of sepsa"):
+        sepsa.save({"a": 3}, "m.sepsa")
+    assert Path("m.sepsa.lock").read_text() == "mine"
     assert sepsa.load("m.sepsa") == {"a": 2}
 
 

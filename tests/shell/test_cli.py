@@ -71,7 +71,7 @@ BAD = {  # a wrong value of each option that takes one
     "--drop": "none", "--categorical": "none", "--categories": 0, "--forgetting": "x", "--ridge": "x", "--seed": -1,
     "--loss": "x", "--body": "x", "--predictions": "none/p.csv", "--intervals": 2, "--quarantine": "none/q.csv",
     "--save-every": 0, "--every": 0, "--start": -1,
-    "--checkpoint": "none/c", "--keep": 0, "--report": "none/r.html", "--time": "none", "--inputs": "none",
+    "--checkpoint": "none/c", "--report": "none/r.html", "--time": "none", "--inputs": "none",
     "--horizon": 0, "--lags": 0, "--seasons": "x", "--step": "3x", "--bounds": "x", "--seeds": 0,
     "--out": "t.csv", "--to": "t.csv", "--processes": 0, "--digits": "x", "--thousands": "x",
 }  # fmt: skip

@@ -156,27 +156,12 @@ def test_if_the_second_object_refuses_the_first_is_put_back(tmp_path):
     assert live["a"].state == live["b"].state == "old"
 
 
-def test_the_last_ones_are_kept(tmp_path):
-    path = tmp_path / "x.sepsa"
-    for i in range(5):
-        sepsa.save(Holder(i), path, keep=3)
-    files = sorted(tmp_path.iterdir())
-    assert [file.name for file in files] == ["x.sepsa", "x.sepsa.1", "x.sepsa.2"]
-    assert [sepsa.load(file, into=Holder()).state for file in files] == [4, 3, 2]
-
-
 def test_a_link_is_written_through(tmp_path):
     sepsa.save(Holder(1), tmp_path / "real.sepsa")
     (tmp_path / "link.sepsa").symlink_to(tmp_path / "real.sepsa")
     sepsa.save(Holder(2), tmp_path / "link.sepsa")
     assert (tmp_path / "link.sepsa").is_symlink()
     assert sepsa.load(tmp_path / "real.sepsa", into=Holder()).state == 2
-
-
-@pytest.mark.parametrize(("keep", "error"), [(0, ValueError), (-1, ValueError), (True, ValueError), (1.5, TypeError)])
-def test_keep_is_checked(keep, error, tmp_path):
-    with pytest.raises(error, match="keep must be an integer of at least 1"):
-        sepsa.save(Holder(1), tmp_path / "x", keep=keep)
 
 
 def test_a_plain_value_alone_is_refused(tmp_path):

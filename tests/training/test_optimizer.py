@@ -547,7 +547,7 @@ def test_numpy_numbers_are_numbers(tmp_path):
     optimizer.param_groups[0]["lr"] = np.float32(0.25)  # as a scheduler may set it
     optimizer.learn(*batches()[0])
     path = tmp_path / "checkpoint.sepsa"
-    sepsa.save(optimizer, path, keep=np.int64(2))
+    sepsa.save(optimizer, path)
     loaded = sepsa.load(path, into=build())
     assert loaded.solver.ridge == 2
     assert loaded.solver.forgetting == 0.5

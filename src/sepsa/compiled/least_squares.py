@@ -66,6 +66,21 @@ def whiten(T, W, Phi, Y, F, E):
 
 
 @called
+def look(T, W, block):
+    """The sums of squares of F and E, and whether F is left out: of many rows ΦᵀΦ needs fewer products, and rounds no
+    more than FFᵀ where the bound of |F|² that is returned then is small.
+    """
+    (Phi, Y, F, E), p = block, len(T)
+    if 2 * len(Phi) >= 3 * p and len(Phi) >= p + len(W):
+        size = sum_of_squares(T) * sum_of_squares(Phi)
+        if size <= PRODUCT_LIMIT:
+            subtract_outputs(W, Phi, Y, E)
+            return size, sum_of_squares(E), True
+    size, error = whiten(T, W, Phi, Y, F, E)
+    return size, error, False
+
+
+@called
 def subtract_outputs(W, Phi, Y, E):
     """E = (Y - ΦWᵀ)ᵀ (m, n)."""
     E[:] = 0.0
@@ -209,6 +224,14 @@ def write(X, address, single):
 
 
 @called
+def write_head(W, head):
+    """Make W the weight and the bias of the head."""
+    weight, bias, single, k = head
+    write(W[:, :k], weight, single)
+    write(W[:, k:], bias, single)
+
+
+@called
 def rounded(x, single):
     """x as a head in float32, where `single`, or else float64 has it."""
     return np.float64(np.float32(x)) if single else x
@@ -325,14 +348,7 @@ def learn(part, block, head, samples, lam):
     energy, left, counters, ridge = part.energy[0], part.left[0], part.counters[0], part.ridge[0]
     new_T, new_W, new_energy, new_left = part.Z[:p], part.Z[p:], scratch[3, :m], scratch[4, :p]
     follow(W, head, new_W)
-    # Of many rows fewer products are needed by ΦᵀΦ, which rounds no more than FFᵀ where this bound of |F|² is small.
-    by_gram, size, error = 2 * n >= 3 * p and n >= p + m, 0.0, 0.0
-    if by_gram:
-        subtract_outputs(new_W, Phi, Y, E)
-        size, error = sum_of_squares(T) * sum_of_squares(Phi), sum_of_squares(E)
-        by_gram = size <= PRODUCT_LIMIT
-    if not by_gram:
-        size, error = whiten(T, new_W, Phi, Y, F, E)
+    size, error, by_gram = look(T, new_W, block)
     if not size + error < np.inf:
         return NOT_FINITE
     if size > PRODUCT_LIMIT:
@@ -362,8 +378,7 @@ def learn(part, block, head, samples, lam):
             return NOT_FINITE
         if not gathers:
             learn_one_by_one(new_T, new_W, Phi, Y, prior, ridge, new_left, new_energy, scratch, lam, cursor, count)
-    weight, bias, single, k = head
-    if not fits(new_W, single):
+    if not fits(new_W, head[2]):
         return NOT_FINITE
 
     # From here on nothing can fail, so the state changes.
@@ -374,8 +389,7 @@ def learn(part, block, head, samples, lam):
     else:
         store_gathered(new_T, H)
     copy_rows(new_W, W)
-    write(new_W[:, :k], weight, single)
-    write(new_W[:, k:], bias, single)
+    write_head(new_W, head)
     copy(new_energy, energy)
     copy(new_left, left)
     cursor = restored_coordinate(cursor, count, p)

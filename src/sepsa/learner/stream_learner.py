@@ -195,7 +195,6 @@ class StreamLearner:
             begins = before == 0 and self.regression and seen.any()
             if begins:
                 self.offset = first.Y[0].copy()
-                self.engine.set_target_offset(self.offset)
             made = self._engine_learn(*rows)
             self._first, out[some], at = first, 0.0 if begins else made, some.stop
             if before < ROWS_TO_RECOGNIZE <= self.rows and scaled_as_they_came(first.X[:ROWS_TO_RECOGNIZE]):
@@ -244,7 +243,6 @@ class StreamLearner:
                 self.offset, off = mean, Y - mean
                 quantiles = quantiles_of_sizes(off, [0.5, 0.8, 0.9])
                 self.engine.set_plausible_targets(quantiles, np.nanmin(off, 0), np.nanmax(off, 0))
-        self.engine.set_target_offset(self.offset)
 
     def _input_scales(self, X: Floats, weight: Floats) -> tuple[Floats, ...]:
         """The mean and scale of each column, its typical standardized distance from the mean, and its median.

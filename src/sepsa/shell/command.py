@@ -177,7 +177,7 @@ class StreamRun:
         files = {name: [str(output.path), output.sync()] for name, output in self.outputs.items()}
         position = {"table": self.position, **files}
         if path is not None and (self.unsaved or not path.exists()):
-            save_locked(self.model, self.target, position, self.options.keep, self.options.force)
+            save_locked(self.model, self.target, position, self.options.force)
         self.unsaved, self.saved_at = 0, time.monotonic()
 
     def _summary(self, code: int, seconds: float) -> int:

@@ -226,7 +226,6 @@ class RunOptions(TableCommand):
     quarantine: Path | None = option(None, "A .csv for rows that cannot be used.", read=path)
     checkpoint: Path | None = option(None, "Where the model is saved, and resumed from if it is there.", read=path)
     save_every: int = option(10_000, "Rows between two checkpoints.", read=whole(1))
-    keep: int = option(1, "How many checkpoints stay, the older as .1, .2, ...", read=whole(1))
     force: bool = option(False, "Save a model with NaN or Inf over one without.")
     report: Path | None = option(None, "An .html page on what happened.", read=path)
 

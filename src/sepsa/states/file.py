@@ -107,38 +107,9 @@ def lock(target: Path) -> Iterator[None]:
                         path.unlink()  # while it is locked, so that no process waits for a removed file
 
 
-def write(target: Path, header: bytes, tensors: list[Any], keep: int = 1) -> None:
+def write(target: Path, header: bytes, tensors: list[Any]) -> None:
     """Replace `target` completely or not at all; the caller holds its lock."""
-    for age in range(1, keep):
-        path = older(target, age)
-        if os.path.lexists(path) and not is_checkpoint(path):
-            raise CheckpointError(
-                f"keep={keep} needs the name {path}, which is not a checkpoint: move it, or lower keep"
-            )
-    replace(target, (header, *map(view, tensors)), lambda: rotate(target, keep))
-
-
-def rotate(target: Path, keep: int) -> None:
-    """Link the checkpoint at `target`, and each older one, to the name of the next older one."""
-    for age in range(keep - 1, 1, -1):
-        with contextlib.suppress(FileNotFoundError):
-            os.replace(older(target, age - 1), older(target, age))
-    if keep > 1 and target.exists():
-        older(target, 1).unlink(missing_ok=True)
-        os.link(target, older(target, 1))  # the target stays in its place until it is replaced
-
-
-def is_checkpoint(path: Path) -> bool:
-    """Whether a regular file begins as a checkpoint does."""
-    if not stat.S_ISREG(os.lstat(path).st_mode):
-        return False
-    with path.open("rb") as file:
-        return file.read(8 + len(FIRST))[8:] == FIRST
-
-
-def older(target: Path, age: int) -> Path:
-    """The path of the checkpoint that was written `age` saves before the one at `target`."""
-    return target.with_name(f"{target.name}.{age}")
+    replace(target, (header, *map(view, tensors)))
 
 
 def view(array: Any) -> memoryview:

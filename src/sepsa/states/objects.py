@@ -19,7 +19,6 @@ from sepsa.states import REGISTERED_BY
 from sepsa.states.file import CheckpointError, Header, encode, lock, read, read_path, refuse_device, view, write
 from sepsa.states.schema import limited_memory
 from sepsa.states.tree import MISFITS, is_tensor, not_finite
-from sepsa.validation import at_least
 
 if TYPE_CHECKING:
     from typing import Self
@@ -41,7 +40,7 @@ def built_class(kind: str) -> Any:
     return BUILT.get(kind)
 
 
-def save(what: Any, path: str | os.PathLike[str], *, position: Any = None, keep: int = 1, force: bool = False) -> None:
+def save(what: Any, path: str | os.PathLike[str], *, position: Any = None, force: bool = False) -> None:
     """Write a checkpoint of an object, replacing the one at `path` completely or not at all.
 
     Choose it to resume after a crash or to move a model to another process: unlike a pickle, the file is verified when
@@ -52,7 +51,6 @@ def save(what: Any, path: str | os.PathLike[str], *, position: Any = None, keep:
             `state_dict` and `load_state_dict`, or a dict of such objects and plain values.
         path: The file. A second process that writes to it at the same time gets an error.
         position: Any plain value, such as an offset, which `inspect(path).position` returns.
-        keep: Number of checkpoints to keep: with 3, the two before this one stay as `path.1` and `path.2`.
         force: Whether to save a state with NaN or Inf where the checkpoint at `path` has finite numbers.
 
     Raises:
@@ -68,10 +66,9 @@ def save(what: Any, path: str | os.PathLike[str], *, position: Any = None, keep:
         ...     sepsa.checkpoint.inspect(path).position
         7
     """
-    keep = at_least("keep", keep, 1)
     target = check_target(path)
     with lock(target):
-        save_locked(what, target, position, keep, force)
+        save_locked(what, target, position, force)
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:
@@ -80,7 +77,7 @@ def check_target(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.realpath(path))
 
 
-def save_locked(what: Any, target: Path, position: Any, keep: int, force: bool) -> None:
+def save_locked(what: Any, target: Path, position: Any, force: bool) -> None:
     """Save as `save` does; the caller holds the lock of the target."""
     kind, configuration, state = describe(what)
     header, tensors = encode(kind, configuration, state, position)
@@ -88,7 +85,7 @@ def save_locked(what: Any, target: Path, position: Any, keep: int, force: bool) 
         check_finite(
             {key: state[key] for key, part in configuration.items() if part[0]} if kind == "dict" else state, target
         )
-    write(target, header, tensors, keep)
+    write(target, header, tensors)
 
 
 def check_finite(state: Any, target: Path) -> None:
@@ -176,16 +173,15 @@ def inspect(path: str | os.PathLike[str]) -> Header:
 class Saves:
     """Adds `save`, `load`, `to_bytes` and `from_bytes` to a class that `sepsa.load` can build."""
 
-    def save(self, path: str | os.PathLike[str], *, position: Any = None, keep: int = 1, force: bool = False) -> None:
+    def save(self, path: str | os.PathLike[str], *, position: Any = None, force: bool = False) -> None:
         """Write a checkpoint, as `sepsa.save` does.
 
         Args:
             path: The file.
             position: Any plain value, which `sepsa.checkpoint.inspect(path).position` returns.
-            keep: Number of checkpoints to keep: with 3, the two before this one stay as `path.1` and `path.2`.
             force: Whether to save a state with NaN or Inf where the checkpoint at `path` has finite numbers.
         """
-        save(self, path, position=position, keep=keep, force=force)
+        save(self, path, position=position, force=force)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 Buffer = bytes | memoryview
@@ -45,8 +45,8 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         raise error(errno.EACCES, path)
 
 
-def replace(path: str | os.PathLike[str], parts: Iterable[Buffer], before: Callable[[], None] | None = None) -> None:
-    """Write a complete file, with the permissions of the one it replaces; `before` is called just before the rename."""
+def replace(path: str | os.PathLike[str], parts: Iterable[Buffer]) -> None:
+    """Write a complete file, with the permissions of the one it replaces."""
     if is_device(path):
         with open(path, "wb", buffering=0) as file:
             write_all(file.fileno(), parts)
@@ -66,8 +66,6 @@ def replace(path: str | os.PathLike[str], parts: Iterable[Buffer], before: Calla
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        if before is not None:
-            before()
         os.replace(new, target)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +13,7 @@ from sepsa.compiled.kernels import CALL
 from sepsa.learner.engine import saved
 from sepsa.learner.engine.calls import RowBuffer
 from sepsa.learner.engine.core import NORMAL_QUANTILES, Form, draw, started
-from sepsa.learner.experts import EXPERTS, linear, logarithm, tree_parts, trees
+from sepsa.learner.experts import EXPERTS, linear, tree_parts, trees
 from sepsa.learner.experts.frame import OPTIONS, Expert
 from sepsa.learner.memory.memory import Memory, view
 from sepsa.learner.memory.parts import Floats
@@ -135,11 +134,6 @@ class Engine:
             "stack": dict(zip(names[1:-1], memory("STACK", "mixture").tolist(), strict=True)),
         }
 
-    @property
-    def _has_logarithm(self) -> bool:
-        """Whether one of the experts may learn the logarithm of the target."""
-        return self.form.mixed and self.outputs == 1 and not self.form.settings["classes"]
-
     def set_scaling(
         self,
         mean: Floats,
@@ -161,12 +155,6 @@ class Engine:
             self.memory(name, "network")[first:] = values
         if self.form.mixed:
             self.memory("SCALE", "mixture")[first:] = scale
-
-    def set_target_offset(self, offset: Floats) -> None:
-        """Say what was subtracted from the targets (outputs,), by which experts can see their signs."""
-        if self._has_logarithm:
-            origin = (1 + logarithm.SHIFT) * float(offset[0])
-            self.memory("ORIGIN", "log trees")["value"] = origin if 0 < origin < math.inf else 0.0
 
     def set_output_weights(self, weights: Floats | float) -> None:
         """Weight each output's squared error in the body's loss; the first value sets a weight of zero."""
@@ -247,8 +235,6 @@ class Engine:
         """Grow all trees anew, each once on the rows that are stored, by boosting."""
         core, memory = self._core.with_settings(rate=tree_parts.TABLE_RATE), self.memory
         workspace = np.zeros(memory.layout.workspace)
-        if self._has_logarithm:
-            view(workspace, memory.layout.work["row", "FACTS"])["origin"] = memory("ORIGIN", "log trees")["value"]
         memory.restart("trees", *tree_parts.GROWN, *tree_parts.GROWING)
         memory("GROWTH", "trees")["tree"] = 0
         boost = CALL(code.address(trees.boost))

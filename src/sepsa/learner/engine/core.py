@@ -43,10 +43,10 @@ class Form(NamedTuple):
 
     @property
     def experts(self) -> tuple[Expert, ...]:
-        """The experts of this engine: the network alone, or all that answer for classes, or for numbers."""
+        """The experts of this engine: the network alone, or for numbers without those that answer for classes alone."""
         first, *others = self.table
         classes = self.settings["classes"]
-        able = [each for each in others if not (each.for_numbers if classes else each.for_classes)]
+        able = (each for each in others if classes or not each.for_classes)
         return (first, *able) if self.mixed else (first,)
 
     def sizes(self) -> dict[str, int]:

@@ -5,7 +5,7 @@ A new expert is a file with what it stores and two kernels, and a row here.
 
 from __future__ import annotations
 
-from sepsa.learner.experts import bayes, linear, logarithm, logistic, neighbours, network, products, simple, trees
+from sepsa.learner.experts import bayes, linear, logistic, neighbours, network, products, simple, trees
 from sepsa.learner.experts.frame import Expert
 
 # In the order of their answers; those for classes alone come last.
@@ -17,7 +17,6 @@ EXPERTS: tuple[Expert, ...] = (
     simple.LAST_TARGET,
     linear.EXPERT,
     simple.LAST_ERRORS,
-    logarithm.EXPERT,
     logistic.EXPERT,
     bayes.EXPERT,
 )

@@ -49,8 +49,8 @@ row = Group(
     work("SEEN", float, ("outputs",)),  # the same before they were bounded
     work("ANSWERS", float, ("candidates", "outputs")),  # of all experts and of the stack
     # The share of a typical row with which this one is learned; that share, less where its error is implausible; its
-    # class; the logarithm of a single positive target, and its origin, 0 where there is no logarithm.
-    work("FACTS", Record(share=float, trust=float, label=int, log=float, origin=float)),
+    # class.
+    work("FACTS", Record(share=float, trust=float, label=int)),
 )
 
 
@@ -71,7 +71,6 @@ class Expert(NamedTuple):
     answer: Function
     learn: Function
     for_classes: bool = False  # whether it answers for classes alone
-    for_numbers: bool = False  # whether it answers for numbers alone
 
     @property
     def name(self) -> str:

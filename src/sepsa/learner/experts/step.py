@@ -15,7 +15,6 @@ from sepsa.learner.arithmetic.robust import FAR, calibrate, first_scale, follow_
 from sepsa.learner.arithmetic.weigh import weigh
 from sepsa.learner.experts import network
 from sepsa.learner.experts.frame import clipped, given, row, size
-from sepsa.learner.experts.logarithm import take_logarithm
 from sepsa.learner.experts.network_parts import parts as of_network
 from sepsa.learner.experts.stack import DISCOUNT, FLOOR, PRIOR, remember, solve, strength
 from sepsa.learner.memory.parts import Field, Part, Record, work
@@ -137,8 +136,6 @@ def bound(model, i):
                 trust = min(trust, limit / abs(off))
                 y[k] = predicted + clipped(off, limit)
     facts.share, facts.trust, facts.label = share, share * trust, largest(y)
-    if y.size == 1 and not size.classes(model):
-        take_logarithm(model, target[0], y[0], unit[0])
 
 
 @called

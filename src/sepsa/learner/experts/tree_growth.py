@@ -6,7 +6,7 @@ import numpy as np
 
 from sepsa.compiled.kernels import called
 from sepsa.compiled.linear_algebra import add_scaled, copy, copy_rows, fill, scale
-from sepsa.learner.experts.frame import row, size
+from sepsa.learner.experts.frame import size
 from sepsa.learner.experts.tree_edges import draw_edges
 from sepsa.learner.experts.tree_parts import (
     BEGIN,
@@ -84,9 +84,8 @@ def choose(model):
         direction[k] = 2.0 * random(growth) - 1.0
     if outputs == 2:
         direction[0], direction[1] = 1.0, -1.0
-    if outputs == 1:  # of the target and of its logarithm, by turns
-        direction[1] = 1.0 if row.FACTS(model).origin > 0.0 and growth.tree % 2 == 1 else 0.0
-        direction[0] = 1.0 - direction[1]
+    if outputs == 1:
+        direction[0] = 1.0
 
 
 @called

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sepsa.learner.experts.frame import alike, given
-from sepsa.learner.memory.parts import Field, Part, Record, Rule, Sizes, at_the_end, work
+from sepsa.learner.memory.parts import Field, Part, Record, Rule, work
 from sepsa.learner.memory.views import Group
 
 TREES, FEWEST_TREES = 32, 16  # in a stream
@@ -38,17 +38,6 @@ def room_for(rows: int, inputs: int, most: int) -> int:
 def window(room: int) -> int:
     """The rows on which a tree is grown at most."""
     return room * 8 // 9
-
-
-def targets(sizes: Sizes) -> int:
-    """The targets of the trees: the outputs, and of a single one its logarithm."""
-    return 2 if sizes["outputs"] == 1 else sizes["outputs"]
-
-
-def grow_targets(old, new, before, after):
-    """Growth of a part whose last axis are the targets: the logarithm of a single output is none of several."""
-    single = before["outputs"] == 1 < after["outputs"]
-    at_the_end(old[..., :1] if single else old, new, before, after)
 
 
 def divides(part):
@@ -101,7 +90,7 @@ parts = Group(
     Part("GROWTH", GROWTH),
     Part("STORED", STORED),
     Part("CHOSEN", np.int64, ("tree_inputs",), bounds=(0, "inputs - 1")),
-    Part("DIRECTION", float, ("targets",)),
+    Part("DIRECTION", float, ("outputs",)),
     Part("GAINS", float, ("inputs",)),  # recent gains of splits of each input
     Part("EDGES", np.float32, ("inputs", BINS - 2), start=NOWHERE),
     Part("DRAWN", float, ("inputs",)),  # the rows from which the edges were drawn
@@ -112,7 +101,7 @@ parts = Group(
     Part("SPLIT_THRESHOLDS", np.float32, ("tree_slots", LEAVES - 1), start=NOWHERE),
     # a split, or -1 - a leaf
     Part("CHILDREN", np.int8, ("tree_slots", LEAVES - 1, 2), start=-1, bounds=(-LEAVES, LEAVES - 2)),
-    Part("VALUES", float, ("tree_slots", LEAVES, "targets"), grows=grow_targets),
+    Part("VALUES", float, ("tree_slots", LEAVES, "outputs")),
     Part("CUTS", np.uint8, (LEAVES - 1,), bounds=(0, BINS - 2)),  # the codes at which the tree in growth divides
     *alike("LEAF_STARTS LEAF_ROWS", np.int64, (LEAVES,), bounds=(0, "room")),
     Part("LEAF_CUTS", np.int64, (LEAVES,), bounds=(-1, "tree_cells - 1")),
@@ -120,21 +109,20 @@ parts = Group(
     Part("LEAF_ABOVE", np.int64, (LEAVES,), bounds=(-1, 2 * LEAVES - 3)),
     Part("HISTOGRAMS", np.int64, (LEAVES, "tree_inputs", BINS)),
     Part("CODES", np.uint8, ("inputs", "room"), bounds=(0, BINS - 1)),
-    Part("TARGETS", np.float32, ("room", "targets"), grows=grow_targets),
+    Part("TARGETS", np.float32, ("room", "outputs")),
     Part("WEIGHTS", np.float32, ("room",)),
-    Part("SUMS", np.float32, ("room", "targets"), grows=grow_targets),
+    Part("SUMS", np.float32, ("room", "outputs")),
     Part("PACKED", np.int64, ("room",)),
     Part("ORDER", np.uint32, ("room",), bounds=(0, "room - 1")),
     Part("OTHERS", np.uint32, ("room",)),
     Part("LEAF_OF_ROW", np.uint8, ("trees", "room"), bounds=(0, LEAVES - 1)),
     work("LEAVES", np.int64, ("trees",)),
-    work("TOLD", float, ("targets",)),
+    work("TOLD", float, ("outputs",)),
     work("MERGED", float, (3, SAMPLE + BINS)),
     work("ASKED", np.float32, ("inputs",)),
     sizes={
         "tree_inputs": lambda sizes: min(sizes["inputs"], INPUTS),
         "tree_cells": lambda sizes: min(sizes["inputs"], INPUTS) * BINS,
-        "targets": targets,
         "fewest_trees": lambda sizes: FEWEST_TREES if sizes["trees"] == TREES else sizes["trees"],  # for a table all
     },
     rings={"room": "STORED"},

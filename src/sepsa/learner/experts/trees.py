@@ -68,8 +68,7 @@ def store(model, at, latest):
         codes[j, at] = code_of(edges[j], x[j])
         if codes[j, at] == 0:
             missed[j] = 1
-    for k in range(told.size):
-        targets[at, k] = y[k] if k < y.size else facts.log
+    copy(y, targets[at])
     copy(told, sums[at])
     for t in range(leaves.size):
         leaf_of_row[t, at] = leaves[t]
