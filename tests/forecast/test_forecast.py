@@ -195,7 +195,6 @@ def test_a_damaged_state_is_refused_and_changes_nothing():
 @pytest.mark.parametrize(
     ("part", "name", "damage"),
     [
-        ("heads", "U", lambda old: np.full_like(old, np.nan)),
         ("shared", "COUNTS", lambda old: old - 10**15),
         ("stack", "LEADER", lambda old: old + 1000),
         ("heads", "W", lambda old: old[:, :, :1]),

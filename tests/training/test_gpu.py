@@ -449,7 +449,7 @@ def test_a_graph_holds_the_exchange_between_ranks(nccl, n, compile, monkeypatch)
 
 
 def test_a_wrapped_model_is_not_captured(nccl, monkeypatch):
-    monkeypatch.setattr(exchange, "has_ranks", lambda setting: True)  # as if there were more
+    monkeypatch.setattr(exchange, "size_of", lambda group=None: 2)  # as if there were more
     model = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 2)).cuda()
     optimizer = SepSA(DistributedDataParallel(model), torch.optim.Adam, lr=1e-2)
     with pytest.raises(ValueError, match="make the SepSA on the model itself, with process_group="):
@@ -786,7 +786,7 @@ def train(model, optimizer, x, y, loss_fn):
     optimizer.zero_grad()
 
 
-LATER = {
+HEADS = {
     "RLS": (lambda: RLS(forgetting=0.99), squared_where_given),
     "RLS, evidence": (lambda: RLS(ridge="evidence"), squared_where_given),
     "SoftmaxNewton": (SoftmaxNewton, nn.functional.cross_entropy),
@@ -801,10 +801,10 @@ def data_for(name, batches, n):
 
 
 @pytest.mark.parametrize("n", [4, 256])
-@pytest.mark.parametrize("name", LATER)
+@pytest.mark.parametrize("name", HEADS)
 def test_steps_that_wait_until_the_body_moves_are_those_of_a_cpu(name, n):
     model, twin = normalized(3)
-    solver, loss_fn = LATER[name]
+    solver, loss_fn = HEADS[name]
     one, two = (SepSA(m, torch.optim.SGD, solver=solver(), lr=1e-2) for m in (model, twin))
     for x, y in zip(*data_for(name, 12, n), strict=True):
         train(model, one, x, y, loss_fn)
@@ -821,10 +821,10 @@ TOLD = {
 
 
 @pytest.mark.parametrize("told", TOLD)
-@pytest.mark.parametrize("name", LATER)
+@pytest.mark.parametrize("name", list(HEADS)[2:])
 def test_a_bad_batch_is_refused_before_the_body_moves_and_changes_nothing(name, told):
     model = normalized(3)[0]
-    twin, (solver, loss_fn) = copy.deepcopy(model), LATER[name]
+    twin, (solver, loss_fn) = copy.deepcopy(model), HEADS[name]
     optimizer, other = (SepSA(m, torch.optim.SGD, solver=solver(), lr=1e-2) for m in (model, twin))
     for i, (x, y) in enumerate(zip(*data_for(name, 13, 256), strict=True)):
         if i == 12:
@@ -844,37 +844,20 @@ def test_a_bad_batch_is_refused_before_the_body_moves_and_changes_nothing(name, 
     assert optimizer.solver.steps == other.solver.steps == 13
 
 
-def test_a_block_that_needs_more_digits_is_learned_before_the_body_moves():
-    head, twin = nn.Linear(40, 2).cuda(), nn.Linear(40, 2)
-    twin.load_state_dict(head.state_dict())
-    one, two = (SepSA(m, torch.optim.SGD, solver=RLS(), lr=1e-2) for m in (head, twin))
-    x, y = torch.randn(8, 16, 40), torch.randn(8, 16, 2)
-    x[-1] *= 1e9
-    for features, targets in zip(x, y, strict=True):
-        start = head.weight.detach().clone()
-        with one.observe(targets.cuda()):
-            head(features.cuda())
-        learned = not torch.equal(head.weight, start)
-        one.step()
-        two.learn(features, targets)
-    assert not learned  # in the forward pass, which saw the head of before
-    assert one.solver.steps == 8
-    torch.testing.assert_close(head.weight.cpu(), twin.weight, rtol=1e-3, atol=1e-5)
-
-
 @pytest.mark.parametrize("learns", [False, True])
-def test_the_first_samples_without_a_target_are_left_out_on_a_gpu(learns):
+@pytest.mark.parametrize("name", ["RLS", "SoftmaxNewton"])
+def test_the_first_samples_without_a_target_are_left_out_on_a_gpu(name, learns):
     model, twin = normalized(3)
-    one, two = (SepSA(m, torch.optim.SGD, solver=RLS(), lr=1e-2) for m in (model, twin))
-    x, y = data_for("RLS", 8, 64)
-    for i, (features, targets) in enumerate(zip(x, y, strict=True)):
+    solver, loss_fn = HEADS[name]
+    one, two = (SepSA(m, torch.optim.SGD, solver=solver(), lr=1e-2) for m in (model, twin))
+    for i, (features, targets) in enumerate(zip(*data_for(name, 8, 64), strict=True)):
         if i in (5, 7):
-            targets[::3] = math.nan
+            targets[::3] = math.nan if targets.is_floating_point() else -100
         for net, optimizer, device in ((model, one, "cuda"), (twin, two, "cpu")):
             if learns:
                 optimizer.learn(features.to(device), targets.to(device))
             else:
-                train(net, optimizer, features.to(device), targets.to(device), squared_where_given)
-    # The body's first gradient with such samples is that at the head of before, but where `learn` computes the loss.
-    assert_alike(model.cpu(), twin, tolerance=1e-3 if learns else 5e-2)
-    assert one.solver.samples == two.solver.samples == 6 * 64 + 2 * 42
+                train(net, optimizer, features.to(device), targets.to(device), loss_fn)
+    # The body's first gradient with such labels is that at the head of before.
+    assert_alike(model.cpu(), twin, tolerance=1e-3 if name == "RLS" else 5e-2)
+    assert one.solver.samples == pytest.approx(two.solver.samples)

@@ -232,18 +232,6 @@ def shapes_of_work(n: int, r: int, p: int, K: int) -> tuple[tuple[int, int], ...
 work_at = matrices(8)
 
 
-@called
-def curvature_at(model, i, K, p):
-    """T, W, shares, ridge_left and counters of curvature number i."""
-    return (
-        array_at(model[1] + 8 * i * p * p, (p, p), np.float64),
-        array_at(model[5] + 8 * i * K * p, (K, p), np.float64),
-        array_at(model[2] + 8 * i * K, (K,), np.float64),
-        array_at(model[3] + 8 * i * p, (p,), np.float64),
-        array_at(model[4] + 24 * i, (3,), np.float64),
-    )
-
-
 @kernel
 def update(model, n):
     """Let a head learn n rows. False: another route must learn them."""
@@ -265,7 +253,13 @@ def update(model, n):
         mine, own = slice(i * K, i * K + K), omega[:, i]
         if keeps and omega.size and not own.any():
             continue
-        state = curvature_at(model, i, K, p)
+        state = (
+            array_at(model[1] + 8 * i * p * p, (p, p), np.float64),
+            W[mine],
+            array_at(model[2] + 8 * i * K, (K,), np.float64),
+            array_at(model[3] + 8 * i * p, (p,), np.float64),
+            array_at(model[4] + 24 * i, (3,), np.float64),
+        )
         if not learn(state, prior[mine], labels, targets[:, mine], own, weights[i], ridge, settings, work):
             return False
     return fits(W, single)

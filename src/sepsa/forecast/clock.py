@@ -6,6 +6,7 @@ daylight saving begins or ends.
 
 from __future__ import annotations
 
+import warnings
 from datetime import UTC, timedelta, timezone, tzinfo
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -53,7 +54,6 @@ class Clock:
         self.dated = False
         self.zone: tzinfo | None = None
         self.apart = 0  # the last rows that were each SPARSE steps or more after the one before
-        self.no_weekend = False  # whether rows of days, a step found in few of them, left out the first weekend
 
     def begin(self, moments: Moments) -> None:
         """Take over whether times are dates, and their zone, from the first of them."""
@@ -116,7 +116,8 @@ class Clock:
         self._check_step(at, point, steps, rows)
         found_days = self.told is None and self.dated and self.grid.words() == "day"
         if found_days and steps == 3 and point - self.start <= 7 and self.numbers(point) % 7 == 0:
-            self.no_weekend = True
+            business = 'give step="business day" if none comes on later ones either'
+            warnings.warn(f"no row has come on the first weekend: {business}", stacklevel=2)
         self.last = point
         return steps - 1
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any, Literal
@@ -305,14 +304,11 @@ class SepSAForecaster(Saves):
         """Learn rows; returns what is told (n, tell, m, H) after each. An error changes nothing."""
         n, series = table.values.shape
         rows = Rows(table.values, inputs.values, np.full((n, tell, series, self.horizon), np.nan))
-        before, window = self._clock, self._window_of(table, inputs).learned(rows, table.times, fit)
+        window = self._window_of(table, inputs).learned(rows, table.times, fit)
         if not self._names:
             self._names, self._inputs = table.names, inputs.names
             self._frame, self._column = table.frame, table.clock
         self._window = window
-        if self._clock.no_weekend and not before.no_weekend:
-            business = 'give step="business day" if none comes on later ones either'
-            warnings.warn(f"no row has come on the first weekend: {business}", stacklevel=3)
         return rows.told
 
     def _window_of(self, table: Table, inputs: Table) -> Window:

@@ -38,7 +38,6 @@ class Observation:
     frozen: tuple[nn.Parameter, ...] = ()
     before: Checkpoint | None = None
     features: Tensor | None = None  # of an update whose result is on the GPU
-    gives_loss = False  # whether `loss` will be called, which leaves out rows without a target
 
     def __init__(
         self, observer: Observer, targets: Tensor, sample_weight: Tensor | None = None, later: bool = False
@@ -209,7 +208,7 @@ class Observation:
         try:
             if observer.epochs is not None:
                 observer.epochs.update(samples, features.numel() // features.shape[-1])
-            elif features.is_cuda and self.may_settle():
+            elif features.is_cuda and self.later and observer.settles and not targets.is_floating_point():
                 self.learn_later(samples, features)
             else:
                 observer.solver.update(*samples)
@@ -218,11 +217,6 @@ class Observation:
                 raise
             observer.expects_missing = True
             self.learn_alone(features)
-
-    def may_settle(self) -> bool:
-        """Whether the head may tell in `settle` that it could not learn; `loss` must know of missing targets before."""
-        may_be_missing = self.observed is None and self.targets.is_floating_point()
-        return self.later and self.observer.settles and not (self.gives_loss and may_be_missing)
 
     def learn_later(self, samples: Any, features: Tensor) -> None:
         """Let the head learn, and wait in `settle` for whether it could."""

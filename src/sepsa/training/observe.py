@@ -19,8 +19,6 @@ class Observations:
     An error inside it leaves all heads as before, those too that had learned.
     """
 
-    gives_loss = False  # as of an `Observation`
-
     def __init__(self, observers: Sequence[Observer], targets: Any, sample_weight: Any = None) -> None:
         names = [observer.name for observer in observers]
         self.targets = by_name("targets", targets, names)

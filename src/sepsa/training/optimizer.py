@@ -226,7 +226,6 @@ class SepSA(Optimizer):
         """
         with DeferredInterrupt():
             observation = self._observation(targets, sample_weight)
-            observation.gives_loss = loss_fn is None
             groups = self.param_groups
             before = [(p, p.grad.detach().clone()) for group in groups for p in group["params"] if p.grad is not None]
             try:

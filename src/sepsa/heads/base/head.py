@@ -94,7 +94,6 @@ class HasRidge(OwnsHead):
 
     settings: ClassVar[tuple[str, ...]] = ("ridge", "forgetting", "bias_ridge", "noise_factor")
     forgets = True  # in the next update; see `sepsa.heads.Forgets`
-    later = False  # whether `settle` may tell of the next update that it failed; see `sepsa.heads.Settles`
 
     def __init__(
         self, ridge: float | Literal["evidence"], forgetting: float, bias_ridge: BiasRidge, noise_factor: float
@@ -104,10 +103,13 @@ class HasRidge(OwnsHead):
         self.forgetting = in_range("forgetting", forgetting, 0.0, 1.0)
         self.bias_ridge = bias_setting(bias_ridge)
 
+    _ridge: float  # the present one
+
     @property
-    @abstractmethod
     def ridge_now(self) -> float:
         """The ridge of the weights: `ridge`, or what evidence has chosen."""
+        head_of(self)
+        return self._ridge
 
     @abstractmethod
     def _root(self) -> Tensor:

@@ -43,6 +43,7 @@ KEYS = CrossEntropyState._fields[:-3]  # weights and ridge follow from the setti
 class NewtonHead(HasRidge):
     """Base of `SoftmaxNewton` and `LogisticNewton`; not a head by itself."""
 
+    later = False  # whether `settle` may tell of the next update that it failed; see `sepsa.heads.Settles`
     learns_partly = False  # whether each output has a curvature of its own; see `sepsa.heads.LearnsPartly`
     state: CrossEntropyState
     _replaced = ("state", "_updates", "_ridge")
@@ -115,12 +116,6 @@ class NewtonHead(HasRidge):
         if self.state.A is not None:
             assign(self, state=with_root(self.state))
         return linear
-
-    @property
-    def ridge_now(self) -> float:
-        """The ridge of the weights: `ridge`, or what evidence has chosen."""
-        head_of(self)
-        return self._ridge
 
     def _backend_for(self, linear: nn.Linear, rows: int) -> TorchBackend:
         """The backend of updates of this many rows outside of a captured step."""

@@ -27,7 +27,6 @@ class TorchBackend:
     in_place = False  # whether an update writes into the tensors of the state
     rows = 0  # of the updates for which this backend was chosen,
     location: tuple[Any, ...] = ()  # and where the head lay then
-    waiting: Any = None  # an update of which the host does not know yet whether it was learned
 
     def __init__(self, linear: nn.Linear, state: LeastSquaresState) -> None:
         self.linear, self.state = linear, state
@@ -42,9 +41,6 @@ class TorchBackend:
     def load(self, state: LeastSquaresState) -> None:
         """Continue from this state. Nothing is allocated that could fail where memory is fixed."""
         self.state = state
-
-    def settle(self) -> None:
-        """Wait for the update of which nothing is known yet; an error if it could not be learned."""
 
     def take(self, state: LeastSquaresState, head: Tensor) -> None:
         """Make this the state, and `head` (m, p) the weights of the head."""

@@ -1,25 +1,26 @@
 """An update of recursive least squares on a GPU as two CUDA graphs for each number of rows.
 
-    look    Φ and Y are there; F = TΦᵀ, E = Y - ΦWᵀ, their norms, and whether the new numbers will be finite and exact
-    finish  `least_squares.attempt`, stored in the state and the head where they will; or of a large head `large_block`
+    look    Φ and Y are there; F = TΦᵀ, E = Y - ΦWᵀ, their norms and a bound of the new W go to the host
+    finish  `least_squares.attempt`, or of a large head `large_block`, stored in the state and the head
 
-The head minimizes J(W) = λ(|W - W₀|²_A + energy) + |Y - ΦWᵀ|² + Σ q|W - prior|², and A is at least the ridge that is
-left, so J(W) <= J(W₀) bounds the new weights by
+The second is launched when the host knows from them that its numbers will be finite: the head minimizes
+J(W) = λ(|W - W₀|²_A + energy) + |Y - ΦWᵀ|² + Σ q|W - prior|², and A is at least the ridge that is left, so
+J(W) <= J(W₀) bounds the new weights by
 
     λ min ridge_left |W - W₀|² <= |E|² + max ridge (|prior| + |W₀|)².
 
-Both run at once, and the host may read what they found later; where that is not good, the state is as it was, and
-`TorchBackend` learns the same rows. A large head's second half, which changes T in place, waits for the host.
+Where that bound does not suffice, where T must absorb H and where digits would be lost, `TorchBackend` learns with the
+same state, which the first half leaves as it is.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads.base.checks import explain_nonfinite
 from sepsa.heads.base.parameters import follow, store
 from sepsa.heads.base.ridge import coordinates, due, next_cursor
 from sepsa.heads.least_squares import math as least_squares
@@ -27,11 +28,10 @@ from sepsa.heads.least_squares.eager import TorchBackend
 from sepsa.heads.least_squares.large_block import RidgeUpdate, beside, learn_block, learn_ridge, together
 from sepsa.heads.least_squares.math import CURSOR, PENDING, LeastSquaresState
 from sepsa.heads.run import choose
-from sepsa.heads.run.record import Halves, Recorder, streams
+from sepsa.heads.run.record import Halves, Recorder, Recording, streams
 from sepsa.interrupt import DeferredInterrupt
 
-Work: TypeAlias = tuple[LeastSquaresState, Tensor, Tensor, RidgeUpdate | None, Tensor]  # with the head's W; F, E, good
-Found: TypeAlias = tuple[LeastSquaresState, LeastSquaresState, Tensor]  # the new state, the old one, and which is good
+Work: TypeAlias = tuple[LeastSquaresState, Tensor, Tensor, RidgeUpdate | None]  # with the head's W, F, E
 
 
 class GraphBackend(TorchBackend):
@@ -43,16 +43,9 @@ class GraphBackend(TorchBackend):
         super().__init__(linear, state)
         self.recorder = Recorder(linear, answers=3)
         self._H: Tensor | None = None  # the memory of H, which is not always there
-        self._limit = torch.empty((), dtype=torch.float64).pin_memory()  # of |F|² in the next update
-
-    def read(self) -> LeastSquaresState:
-        """The state after all that was learned; an error if the last rows could not be."""
-        self.settle()
-        return self.state
 
     def load(self, state: LeastSquaresState) -> None:
-        """Continue from this state, whatever waits; memory that a recording knows stays."""
-        self.waiting = None
+        """Continue from this state; memory that a recording knows stays."""
         if not self.in_place:
             self.state = state
             return
@@ -63,7 +56,7 @@ class GraphBackend(TorchBackend):
         self.cursor.fill_(int(state.counters[CURSOR]))
 
     def learn(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float) -> bool:
-        """Learn samples; where there is a recording, `settle` tells whether it could."""
+        """Learn samples by a recording where there is one."""
         k, state = self.linear.in_features, self.state
         n, recording = features.numel() // k, None
         if sample_weight is None and choose.records(state, n, forgetting):
@@ -74,44 +67,30 @@ class GraphBackend(TorchBackend):
         Phi, Y = recording.samples
         Phi[:, :k].copy_(features.detach().reshape(-1, k))
         Y.copy_(targets.detach().reshape(n, -1))
-        p, dtype = len(state.T), state.T.dtype
-        # No factor fails, as H, or I + FᵀF, lies between λ^updates and what was added to it.
-        pending, growth = least_squares.advance(state.counters, p, n, float(n), forgetting, 0.0)[PENDING:].tolist()
-        certain = (1e-2 * forgetting**pending / (p * torch.finfo(dtype).eps) - 3.0 - growth) / 2
-        self._limit.fill_(min(certain, least_squares.limit_of(p, n, forgetting, dtype)))
         with torch.cuda.device(state.T.device), DeferredInterrupt():
-            self.recorder.look(recording)
-            if not self._is_large:
-                self.recorder.finish(recording)
-            self.waiting = recording, n, forgetting
-        if self._is_large:
-            self.settle()
+            learned = self._replay(recording, n, forgetting)
+        return self.learn_rows(Phi, Y, float(n), forgetting) if learned is None else learned
+
+    def _replay(self, recording: Recording, n: int, lam: float) -> bool | None:
+        """Learn what the recording holds. False: not finite; None: another route must learn it."""
+        self.recorder.look(recording)
+        size, error, most = self.recorder.answers()
+        if not math.isfinite(size * size + error * error):
+            return False
+        p, dtype = len(self.state.T), self.state.T.dtype
+        counters = least_squares.advance(self.state.counters, p, n, float(n), lam, size * size)
+        fits = size * size <= least_squares.limit_of(p, n, lam, dtype)
+        # What the host has seen proves that the new weights are finite, because no factor fails: H, or I + FᵀF, lies
+        # between λ^updates and what was added to it.
+        pending, growth = counters[PENDING:].tolist()
+        is_certain = (3.0 + growth + size * size) / lam**pending * p * torch.finfo(dtype).eps < 1e-2
+        if not (fits and is_certain and most < torch.finfo(self.linear.weight.dtype).max / 16):
+            return None
+        self.recorder.finish(recording)
+        self.state = self.state._replace(counters=counters)
+        if least_squares.must_absorb(counters, p, lam, dtype):
+            self.load(least_squares.fade(self.state, 1.0))
         return True
-
-    def settle(self) -> None:
-        """Learn the rows of the last `learn` by another route if a recording could not; an error if none can."""
-        if self.waiting is None:
-            return
-        recording, n, lam = self.waiting
-        with torch.cuda.device(self.state.T.device), DeferredInterrupt():
-            self.waiting = None
-            finite, good, size = self.recorder.answers()
-            if good:
-                if self._is_large:
-                    self.recorder.finish(recording)
-                p, dtype = len(self.state.T), self.state.T.dtype
-                counters = least_squares.advance(self.state.counters, p, n, float(n), lam, size)
-                self.state = self.state._replace(counters=counters)
-                if least_squares.must_absorb(counters, p, lam, dtype):
-                    self.load(least_squares.fade(self.state, 1.0))
-        Phi, Y = recording.samples
-        if not (good or (finite and self.learn_rows(Phi, Y, float(n), lam))):
-            raise explain_nonfinite(Phi[:, : self.linear.in_features], Y, self.linear)
-
-    @property
-    def _is_large(self) -> bool:
-        """Whether recorded updates change T in place."""
-        return len(self.state.T) > choose.RECORDED_COPIES
 
     def _halves(self, n: int, lam: float) -> Halves:
         """What is recorded of updates of n rows."""
@@ -119,8 +98,7 @@ class GraphBackend(TorchBackend):
         state, linear, device = self.state, self.linear, self.state.T.device
         m, p = state.W.shape
         Phi, Y = state.T.new_ones(n, p), state.T.new_zeros(n, m)
-        count, in_place, aside = due(p, lam), self._is_large, streams(device)[1]
-        largest = torch.finfo(linear.weight.dtype).max / 16
+        count, in_place, aside = due(p, lam), p > choose.RECORDED_COPIES, streams(device)[1]
 
         def look(state: LeastSquaresState) -> Work:
             state = state._replace(W=follow(linear, state.W))
@@ -130,34 +108,29 @@ class GraphBackend(TorchBackend):
                     at = coordinates(p, count, self.cursor, device)
                     ridge = learn_ridge(state, lam, at)
             F, E = least_squares.whiten(state, Phi, Y)
-            size, error, weight, prior = (torch.linalg.vector_norm(part) for part in (F, E, state.W, state.prior))
-            size = size**2
+            size, error, weight, prior = map(torch.linalg.vector_norm, (F, E, state.W, state.prior))
             pull = state.ridge.max() * (prior + weight) ** 2 if count else 0.0
             most = weight + ((error**2 + pull) / (lam * state.ridge_left.min())).sqrt()
-            limit = self._limit.to(device, non_blocking=True)
-            finite = (size + error**2).isfinite()
-            good = finite & (size <= limit) & (most < largest)
-            self.recorder.answer(torch.stack([finite, good, size]))
+            self.recorder.answer(torch.stack([size, error, most]))
             if ridge is not None:
                 together(aside)
-            return state, F, E, ridge, good
+            return state, F, E, ridge
 
-        def finish(_: LeastSquaresState, work: Work) -> Found:
-            old, F, E, ridge, good = work
+        def finish(_: LeastSquaresState, work: Work) -> LeastSquaresState:
+            state, F, E, ridge = work
             if in_place:
-                return learn_block(old, Phi, F, E, lam, ridge, aside), old, good
-            return least_squares.attempt(old, Phi, Y, F, E, lam, self.cursor), old, good
+                return learn_block(state, Phi, F, E, lam, ridge, aside)
+            return least_squares.attempt(state, Phi, Y, F, E, lam, self.cursor)
 
-        def store_all(found: Found) -> None:
-            new, old, good = found
-            for mine, learned, before in zip(state[:-1], new[:-1], old[:-1], strict=True):
-                if not (mine is None or learned is None or before is None or learned is mine):
-                    torch.where(good, learned, before, out=mine)
+        def store_all(new: LeastSquaresState) -> None:
+            for mine, learned in zip(state[:-1], new[:-1], strict=True):
+                if mine is not None and learned is not None and learned is not mine:
+                    mine.copy_(learned)
             store(linear, state.W.to(linear.weight.dtype))
             if count % p:
-                self.cursor.copy_(torch.where(good, next_cursor(self.cursor, count, p), self.cursor))
+                self.cursor.copy_(next_cursor(self.cursor, count, p))
 
-        return Halves((Phi, Y), state, look, finish, store_all, lambda found: (found[0].H is None) == (state.H is None))
+        return Halves((Phi, Y), state, look, finish, store_all, lambda new: (new.H is None) == (state.H is None))
 
     def _fix_addresses(self) -> None:
         """Give the state the memory that all recordings share."""

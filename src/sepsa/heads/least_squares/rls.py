@@ -196,9 +196,7 @@ class RLS(LearnsInGraphs):
         assign(self, **vars(fresh), _initial=initial, _choice=choice, _backend=TorchBackend(linear, state))
 
     @property
-    def ridge_now(self) -> float:
-        """The ridge of the weights: `ridge`, or what evidence has chosen."""
-        head_of(self)
+    def _ridge(self) -> float:  # type: ignore[override]
         return self._choice.ridge
 
     def __repr__(self) -> str:
@@ -220,7 +218,6 @@ class RLS(LearnsInGraphs):
         Args:
             checkpoint: The result of `checkpoint`.
         """
-        self._backend.waiting = None
         self._read()
         backend, own, choice = checkpoint
 
@@ -364,24 +361,11 @@ class RLS(LearnsInGraphs):
         linear = self.linear or head_of(self)  # an error
         check_rows(linear, features, targets, sample_weight)
         backend, rows = self._backend, features.numel() // linear.in_features
-        if backend.waiting is not None:
-            backend.settle()
         if backend.rows != rows or backend.location != location(linear):
             backend = self._change_backend(rows)
         given = features, targets, sample_weight, self.forgetting if self.forgets else 1.0
         if not (self._learn_and_choose(backend, given) if self.ridge == "evidence" else backend.learn(*given)):
             raise explain_nonfinite(features, targets, linear)
-        if backend.waiting is not None and not self.later:
-            backend.settle()
-
-    def settle(self) -> None:
-        """Wait for an update with `later`, and learn it by a slower route if its own could not.
-
-        Raises:
-            NotFinite: A value of it is NaN, infinite or too large; nothing was learned.
-        """
-        if self._backend.waiting is not None:
-            self._backend.settle()
 
     def _learn_and_choose(self, backend: TorchBackend, given: tuple[Tensor, Tensor, Tensor | None, float]) -> bool:
         """Learn samples, and choose the ridge where that is due, together. False: a value is not finite."""
@@ -396,7 +380,6 @@ class RLS(LearnsInGraphs):
                 return backend.learn(*given)
             with DeferredInterrupt():
                 learned = backend.learn(*given)
-                backend.settle()
                 if learned:
                     self._choice = self._choice._replace(unit=unit)
             return learned

@@ -59,7 +59,7 @@ class Halves(NamedTuple):
     look: Callable[[Any], Any]  # from the state
     finish: Callable[[Any, Any], Any]  # from the state and what `look` returned
     store: Callable[[Any], object]  # what `finish` returned
-    repeats: Callable[[Any], bool] = lambda found: True  # whether the next update finds the same kind of state in that
+    repeats: Callable[[Any], bool] = lambda new: True  # whether the next update finds the same kind of state in that
 
 
 class Recording:

@@ -108,10 +108,9 @@ def take_residuals(model, first, stop):
         residuals[i] = 0.0
         i = i + 1 if i + 1 < packed.size else 0
     for k in range(direction.size):
-        if direction[k] != 0.0:
-            for p in range(begin, end):
-                j = order[p]
-                residuals[j] += direction[k] * residual(Y, F, values, leaves, j, np.uint64(k))
+        for p in range(begin, end):
+            j = order[p]
+            residuals[j] += direction[k] * residual(Y, F, values, leaves, j, np.uint64(k))
     for p in range(begin, end):
         j = order[p]
         residuals[j] *= weights[j]

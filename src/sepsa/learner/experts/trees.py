@@ -40,7 +40,7 @@ def answer(model, e):
             node = children[t, node, 1 if x[inputs[t, node]] > thresholds[t, node] else 0]
         leaves[t] = -1 - node
         add_scaled(values[t, leaves[t]], 1.0, told)
-    copy(told[: out.size], out)
+    copy(told, out)
     return 0
 
 
