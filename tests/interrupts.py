@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import random
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -29,9 +30,12 @@ def interrupts_leave_before_or_after(case: Case, count: int = 10) -> None:
         )
 
 
-def interrupt(solver: Any, act: Callable[[Any], object], count: int, generator: random.Random) -> list[str]:
+def interrupt(
+    solver: Any, act: Callable[[Any], object], count: int, generator: random.Random, by_signal: bool = False
+) -> list[str]:
     """Interrupt `act` on copies of `solver` at `count` random bytecodes of the solver's package and of sepsa.
 
+    With `by_signal` as Ctrl-C does, which a `DeferredInterrupt` holds back.
     Returns the paths of entries that are neither as before `act` nor as after it, with the place of the interrupt.
     """
     packages = {"sepsa", type(solver).__module__.partition(".")[0]}
@@ -43,7 +47,7 @@ def interrupt(solver: Any, act: Callable[[Any], object], count: int, generator: 
         one = copy.deepcopy(solver)
         place = "an interrupt that did not come through"
         try:
-            run_to(lambda: act(one), packages, generator.randrange(total))  # noqa: B023
+            run_to(lambda: act(one), packages, generator.randrange(total), by_signal)  # noqa: B023
         except KeyboardInterrupt as error:
             place = str(error)
         now = snapshot(one)
@@ -57,8 +61,11 @@ def interrupt(solver: Any, act: Callable[[Any], object], count: int, generator: 
     return torn
 
 
-def run_to(call: Callable[[], object], packages: set[str], at: int | None) -> int:
-    """Run `call`, and raise KeyboardInterrupt at bytecode number `at` of `packages`. Returns how many there were."""
+def run_to(call: Callable[[], object], packages: set[str], at: int | None, by_signal: bool = False) -> int:
+    """Run `call`, and raise KeyboardInterrupt at bytecode number `at` of `packages`, or call the handler of its signal.
+
+    Returns how many bytecodes there were.
+    """
     seen = 0
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
@@ -70,6 +77,10 @@ def run_to(call: Callable[[], object], packages: set[str], at: int | None) -> in
         if event == "opcode":
             seen += 1
             if at is not None and seen == at + 1:
+                if by_signal:
+                    handler: Any = signal.getsignal(signal.SIGINT)
+                    handler(signal.SIGINT, frame)
+                    return trace
                 raise KeyboardInterrupt(f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}")
         return trace
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -22,7 +23,6 @@ from confluent_kafka import Consumer, Producer
 from sepsa.engines.kafka import Row, learn
 from sepsa.interfaces.keyed import KeyedLearner
 from sepsa.river import SepSARegressor
-from sepsa.states.tree import tensors_of
 
 SENSORS = ("kitchen", "cellar", "roof")
 
@@ -64,10 +64,10 @@ def produce(rows: int) -> tuple[Producer, str]:
     return producer, f"{broker.host}:{broker.port}"
 
 
-def states(path: Path) -> dict[Any, list[bytes]]:
-    """Return every array of every learner in a file."""
+def states(path: Path) -> dict[Any, bytes]:
+    """Return every learner in a file as bytes."""
     with KeyedLearner(SepSARegressor(hidden=(), seed=0), path) as learners:
-        return {key: [array.tobytes() for array in tensors_of(learners[key].state_dict())] for key in learners}
+        return {key: pickle.dumps(learners[key].state_dict()) for key in learners}
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sepsa.interfaces.keyed import KeyedLearner
-from sepsa.states.tree import tensors_of
+from sepsa.states.tree import leaves
 
 pytest.importorskip("confluent_kafka", reason="the client is not installed: pip install 'sepsa[kafka]'")
 pytest.importorskip("river", reason="River is not installed: pip install 'sepsa[river]'")
@@ -48,7 +48,10 @@ def model():
 
 
 def arrays(learners):
-    return {key: [array.tobytes() for array in tensors_of(learners[key].state_dict())] for key in learners}
+    return {
+        key: [(path, np.asarray(each).tobytes()) for path, each in leaves(learners[key].state_dict())]
+        for key in learners
+    }
 
 
 def test_a_topic_is_learned_as_its_rows_are(consumer):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import random
 from concurrent.futures import ThreadPoolExecutor
+from random import Random
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from sepsa.learner.arithmetic.robust import follow_quantile
 from sepsa.learner.engine.core import layers
 from sepsa.learner.experts import network
 from sepsa.learner.stream_learner import WARM_UP
-from sepsa.states.tree import tensors_of
+from sepsa.states.tree import leaves
 
 DEFAULT = {"hidden": (64,), "activation": "fourier", "optimizer": "auto", "lr": 3e-3, "ridge": 10.0, "skip": True}
 DEFAULT |= {"forgetting": "auto", "loss": "huber"}
@@ -377,7 +377,10 @@ class Interruptible:
 
     def state_dict(self):
         state = self.model.state_dict()
-        return {"arrays": [torch.from_numpy(array.copy()) for array in tensors_of(state)], "others": repr(state)}
+        return {
+            "arrays": [torch.from_numpy(each.copy()) for _, each in leaves(state) if isinstance(each, np.ndarray)],
+            "others": repr(state),
+        }
 
 
 ROW, LATE = {"a": 1.0, "b": 2.0}, WARM_UP + 5
@@ -398,7 +401,7 @@ def test_an_interrupted_row_is_learned_or_not(case):
     model = getattr(river_models, name)(hidden=(3,), seed=0)
     for v in np.random.default_rng(0).normal(size=rows).tolist():
         model.learn_one({"a": v, "b": 1.0 - v}, int(v > 0))
-    assert not interrupt(Interruptible(model), lambda one: one.model.learn_one(x, y), 10, random.Random(0))
+    assert not interrupt(Interruptible(model), lambda one: one.model.learn_one(x, y), 10, Random(0), True)
 
 
 @pytest.mark.parametrize("kind", [SepSARegressor, SepSAClassifier])
@@ -406,7 +409,7 @@ def test_an_interrupted_partial_fit_is_learned_or_not(kind):
     X, y = curve(WARM_UP + 60)
     y = (y > 35).astype(int) if kind is SepSAClassifier else y
     model = kind(hidden_layer_sizes=(3,), random_state=0).partial_fit(X[:-9], y[:-9])
-    assert not interrupt(Interruptible(model), lambda one: one.model.partial_fit(X[-9:], y[-9:]), 20, random.Random(0))
+    assert not interrupt(Interruptible(model), lambda one: one.model.partial_fit(X[-9:], y[-9:]), 20, Random(0), True)
 
 
 def test_threads_that_learn_wait_for_each_other():
