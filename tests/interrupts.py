@@ -85,6 +85,7 @@ def run_to(call: Callable[[], object], packages: set[str], at: int | None, by_si
         return trace
 
     previous = sys.gettrace()
+    handled = signal.signal(signal.SIGINT, signal.default_int_handler) if by_signal else None  # some runners ignore it
     with modes_restored():
         sys._getframe().f_trace_opcodes = True  # Python 3.12 traces bytecodes only if a frame asked for it before
         sys.settrace(trace)
@@ -92,6 +93,8 @@ def run_to(call: Callable[[], object], packages: set[str], at: int | None, by_si
             call()
         finally:
             sys.settrace(previous)
+            if by_signal:
+                signal.signal(signal.SIGINT, handled)
     return seen
 
 
